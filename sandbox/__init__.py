@@ -1,0 +1,1 @@
+"""A notebook-first sandbox for the Dion family of optimizers on small GPT models."""

@@ -1,0 +1,304 @@
+"""What a run is: frozen dataclasses of plain values. Standard library only.
+
+Every field is defined once, with its unit or its sentinel beside it; upstream's spellings are kept for upstream's
+options. Change a config with ``dataclasses.replace`` or with ``sweep.grid``. Sources of the optimizer fields and their
+defaults: NVIDIA NeMo Automodel ``components/optim`` and https://github.com/microsoft/dion.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import math
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .fields import Config, at_least
+
+if typing.TYPE_CHECKING:
+    import torch
+
+ScalarOpt = Literal["adamw", "lion"]
+AdjustLR = Literal["spectral_norm", "rms_norm"]
+Backend = Literal["native", "dion", "auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """The small GPT of ``model.GPT``."""
+
+    vocab_size: int = at_least(2, 1024)  # rows of the embedding, ids; at least the tokenizer's
+    width: int = at_least(1, 64)  # model dimension D
+    depth: int = at_least(1, 2)  # blocks
+    heads: int = at_least(1, 2)  # attention heads; divides width
+    context: int = at_least(1, 128)  # tokens a window T
+    mlp_ratio: int = at_least(1, 4)  # hidden width of the MLP over width
+    tied: bool = False  # the head is the embedding table
+    positions: Literal["rotary", "learned"] = "rotary"
+    bias: bool = False  # biases in all linear layers but the head
+    embed_std: float = at_least(0, 0.02)  # initial standard deviation of both embedding tables
+    matrix_std: float = at_least(0, 1.0)  # times 1/sqrt(fan_in), for matrices inside the blocks
+    head_std: float = at_least(0, 0.02)  # initial standard deviation of an untied head
+
+    def __post_init__(self) -> None:
+        """Check also what concerns two fields at once."""
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads} was given for width={self.width}; allowed is a divisor of the width")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            raise ValueError(f"rotary positions need an even head width, {self.width}/{self.heads} was given")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Config):
+    """Which text, and how it becomes tokens."""
+
+    corpus: str = "kjv"  # "kjv", "stdlib", or the path of a text file, a folder of text, a folder of .bin shards
+    tokenizer: Literal["bpe", "bytes"] = "bpe"  # .bin shards are tokens already and use neither
+    vocab_size: int = at_least(257, 1024)  # ids of the BPE tokenizer; bytes always has 256, .bin shards 50,257
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Config):
+    """Warm-up, constant stretch, decay to 0: one factor for every group, so that ratios between groups never change."""
+
+    warmup: float = at_least(0, 0.05, 1)  # fraction of the steps
+    decay: float = at_least(0, 0.3, 1)  # fraction of the steps, at the end; 0 keeps the rate constant
+    shape: Literal["linear", "cosine"] = "linear"  # of the decay
+
+    def __post_init__(self) -> None:
+        """Check also what concerns two fields at once."""
+        super().__post_init__()
+        if self.warmup + self.decay > 1:
+            raise ValueError(f"warmup={self.warmup} and decay={self.decay} were given; allowed is a sum of at most 1")
+
+    def factor(self, step: int, steps: int) -> float:
+        """Return what every group's own rate is multiplied with at ``step`` (0-based) of ``steps``: above 0, at most 1.
+
+        The first warm-up step has 1/n, the last 1, with n = warmup * steps; the first step after the run would have 0.
+        """
+        up, down = self.warmup * steps, self.decay * steps
+        if step + 1 < up:
+            return (step + 1) / up
+        left = steps - step
+        if left >= down:
+            return 1.0
+        return left / down if self.shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * left / down)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override(Config):
+    """Gives the parameters that ``pattern`` matches a role, or a whole group with its own rate and decay."""
+
+    pattern: str  # regular expression on the whole canonical name, or "package.module:predicate" of (name, parameter)
+    role: Literal["matrix", "vector", "embed", "lm_head"]
+    lr: float | None = at_least(0, None)  # None: the role's own rate
+    weight_decay: float | None = at_least(0, None)  # None: the role's own decay
+    algorithm: Literal["adamw", "lion"] | None = None  # None: the role's own algorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupPolicy(Config):
+    """The choices in grouping where more than one answer is sound."""
+
+    lm_head_rule: Literal["reference", "upstream"] = "reference"  # lr/sqrt(d_in) always, or for Lion only
+    experts: Literal["scalar", "batched"] = "scalar"  # 3-D (E, m, n): vector role, or a batch of E matrices
+    convolutions: Literal["scalar", "flatten"] = "scalar"  # vector role, or a matrix fan_out x (all the rest)
+    adapters: Literal["matrix", "scalar"] = "matrix"  # low-rank factors such as lora_A, lora_B
+    overrides: tuple[Override, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factory(Config):
+    """A model or an optimizer of one's own, by importable name, so that a worker process finds it too.
+
+    A model's factory is called with ``kwargs`` and returns a module whose forward takes ids ``(B, T)`` and returns
+    logits ``(B, T, V)``, bare or as ``.logits``. An optimizer's is called with the model and ``kwargs``.
+    """
+
+    name: str  # "package.module:function"
+    kwargs: dict[str, Any] = field(default_factory=dict)  # JSON values only
+
+    def __post_init__(self) -> None:
+        """Check also that the name imports and that the arguments are JSON."""
+        super().__post_init__()
+        self.load()
+        try:
+            object.__setattr__(self, "kwargs", json.loads(json.dumps(self.kwargs)))
+        except TypeError as error:
+            raise ValueError(f"Factory kwargs {self.kwargs!r} were given; allowed are JSON values ({error})") from None
+
+    def __hash__(self) -> int:
+        """Hash by content, as the other configs do."""
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
+
+    @classmethod
+    def of(cls, function: typing.Callable[..., Any], **kwargs: Any) -> Factory:
+        """Return the factory that names ``function``.
+
+        Raises:
+            ValueError: the function cannot be imported by name (a lambda, a cell's or a local function).
+        """
+        return cls(name=f"{function.__module__}:{function.__qualname__}", kwargs=kwargs)
+
+    def load(self) -> typing.Callable[..., Any]:
+        """Return the function itself.
+
+        Raises:
+            ValueError: it cannot be imported by name, with the reason.
+        """
+        module, _, function = self.name.partition(":")
+        why = "'package.module:function' is needed"
+        if module == "__main__" or "<" in function:
+            why = "a worker process cannot import what a notebook cell or a function body defines; put it in a module"
+        elif module and function:
+            try:
+                found = functools.reduce(getattr, function.split("."), importlib.import_module(module))
+                if callable(found):
+                    return found
+                why = "it is not callable"
+            except (ImportError, AttributeError) as error:
+                why = str(error)
+        raise ValueError(f"Factory name {self.name!r} was given, which cannot be imported by name: {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DionFamily(Config):
+    """The fields that all four Dion-family configs share; names and defaults are the reference's."""
+
+    lr: float = at_least(0, 5e-4)  # base rate, of the matrix group
+    weight_decay: float = at_least(0, 0.0)  # of matrices and vectors; embed and lm_head have none
+    scalar_opt: ScalarOpt = "adamw"  # algorithm of the vector, embed and lm_head groups
+    scalar_betas: tuple[float, float] = at_least(0, (0.9, 0.999), 1)
+    scalar_eps: float | None = at_least(0, 1e-8)  # None: the optimizer's own epsilon
+    scalar_lr: float | None = at_least(0, None)  # None: lr
+    embed_lr: float | None = at_least(0, None)  # None: scalar_lr, else lr
+    lm_head_lr: float | None = at_least(0, None)  # None: by policy.lm_head_rule
+    cautious_wd: bool = False  # decay only where update and weight agree in sign (arXiv 2510.12402); all groups
+    no_compile: bool = False  # True: this optimizer's step runs eagerly, also upstream's; no process-wide switch
+    backend: Backend = "native"  # "dion": upstream's package; "auto": upstream on CUDA where installed, else native
+    policy: GroupPolicy = GroupPolicy()
+
+    def build(self, model: torch.nn.Module, device_mesh: Any = None) -> torch.optim.Optimizer:
+        """Return the optimizer of ``model``: its groups separated, its mesh resolved, empty groups dropped."""
+        from .builder import build_optimizer
+
+        return build_optimizer(self, model, device_mesh)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Orthogonalized(_DionFamily):
+    """The fields of the three optimizers that orthogonalize by an iteration."""
+
+    mu: float = at_least(0, 0.95, 1)  # momentum
+    betas: tuple[float, float] = at_least(0, (0.9, 0.95), 1)  # of scalar groups that bring none of their own
+    epsilon: float = at_least(0, 1e-8)
+    adjust_lr: AdjustLR | None = "spectral_norm"  # rate scale by shape; None: 1
+    flatten: bool = False  # 3-D and more: fan_out x (all the rest) instead of a batch of matrices
+    use_triton: bool = False  # a kernel switch of the "dion" backend
+    use_polar_express: bool = True  # False: Newton-Schulz coefficients
+    orthogonalize_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on CUDA
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(_Orthogonalized):
+    """Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon)."""
+
+    nesterov: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NorMuonConfig(_Orthogonalized):
+    """NorMuon (arXiv 2510.05491): Muon with a second moment for each row."""
+
+    nesterov: bool = False
+    muon_beta2: float = at_least(0, 0.95, 1)  # of the row-wise second moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dion2Config(_DionFamily):
+    """Dion2 (arXiv 2512.16928): orthogonalizes a fraction of the rows, with error feedback."""
+
+    fraction: float = at_least(0, 0.25, 1)  # of rows (or columns, the shorter side) chosen each step
+    ef_decay: float = at_least(0, 0.95, 1)  # what the momentum of a chosen row keeps
+    betas: tuple[float, float] = at_least(0, (0.9, 0.95), 1)
+    epsilon: float = at_least(0, 1e-8)
+    adjust_lr: AdjustLR | None = "spectral_norm"
+    flatten: bool = False
+    use_triton: bool = False
+    use_polar_express: bool = True
+    orthogonalize_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DionConfig(_DionFamily):
+    """Dion (arXiv 2504.05295): low-rank orthonormal updates by power iteration."""
+
+    mu: float = at_least(0, 0.95, 1)  # error feedback
+    betas: tuple[float, float] = at_least(0, (0.9, 0.95), 1)
+    epsilon: float = at_least(0, 1e-8)
+    rank_fraction: float = at_least(0, 1.0, 1)  # rank over the shorter side
+    rank_multiple_of: int = at_least(1, 1)  # the rank is rounded up to a multiple of this
+    power_iters: int = at_least(1, 1)
+    qr_method: Literal["rcqr", "qr", "cqr"] = "rcqr"  # "rcqr", "cqr": the "dion" backend's; native is exact by "qr"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(Config):
+    """AdamW on every role: the baseline (``torch.optim.AdamW``; arXiv 1711.05101)."""
+
+    lr: float = at_least(0, 1e-3)  # of the matrix group
+    betas: tuple[float, float] = at_least(0, (0.9, 0.95), 1)
+    eps: float = at_least(0, 1e-8)
+    weight_decay: float = at_least(0, 0.0)  # of matrices and vectors; embed and lm_head have none
+    scalar_lr: float | None = at_least(0, None)  # None: lr
+    embed_lr: float | None = at_least(0, None)  # None: scalar_lr, else lr
+    lm_head_lr: float | None = at_least(0, None)  # None: lr
+    policy: GroupPolicy = GroupPolicy(lm_head_rule="upstream")
+
+    def build(self, model: torch.nn.Module, device_mesh: Any = None) -> torch.optim.Optimizer:
+        """Return ``torch.optim.AdamW`` over the same roles as the Dion family's."""
+        from .builder import build_optimizer
+
+        return build_optimizer(self, model, device_mesh)
+
+
+OptimizerConfig = MuonConfig | NorMuonConfig | Dion2Config | DionConfig | AdamWConfig | Factory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Config):
+    """One run: everything that changes its numbers, and nothing else."""
+
+    model: ModelConfig | Factory = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: MuonConfig | NorMuonConfig | Dion2Config | DionConfig | AdamWConfig | Factory = field(
+        default_factory=lambda: MuonConfig(lr=0.02, embed_lr=0.01, lm_head_lr=0.003, scalar_lr=0.003)
+    )
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    steps: int = at_least(1, 200)  # optimizer steps
+    batch_size: int = at_least(1, 16)  # windows a step, over all ranks
+    context: int | None = at_least(1, None)  # tokens a window; None: the model's own context
+    grad_clip: float | None = at_least(0, None)  # global norm; None: no clipping
+    seed: int = at_least(0, 0)  # of the initial weights
+    data_seed: int = at_least(0, 0)  # of the batches
+    threads: int = at_least(1, 1)  # CPU threads of torch in this run
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of autocast; auto: bfloat16 on CUDA, float32 on CPU
+    eval_every: int = at_least(1, 50)  # steps; the last step is always evaluated
+    eval_tokens: int = at_least(1, 40_960)  # of validation text, rounded up to whole batches
+
+    def resolved(self) -> RunConfig:
+        """Return the same run with every ``"auto"`` replaced by what it means on this machine."""
+        from .builder import resolve_auto
+
+        return resolve_auto(self)
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hex digits of the resolved run: the same in every process and Python version on like machines."""
+        text = json.dumps(self.resolved().to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
