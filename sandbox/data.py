@@ -1,0 +1,206 @@
+"""Corpus -> tokens -> ``batch``, a pure function: all arms of an ablation see one stream, whatever else they do."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+import torch
+
+from . import corpus, shards
+from .config import DataConfig
+from .tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, train_bpe
+
+Ids = np.ndarray | shards.Shards  # 1-D, uint16 or wider
+Batch = tuple[torch.Tensor, torch.Tensor]  # x_BT and y_BT, int64
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tokens:
+    """A corpus as ids, in two splits. Read-only."""
+
+    train: Ids
+    val: Ids
+    vocab_size: int  # ids of the tokenizer; of .bin shards the largest id found, plus 1
+    bytes_per_token: float  # original bytes of UTF-8 in the validation split over its tokens; NaN for .bin shards
+    corpus_hash: str  # sha256 of the corpus; for .bin shards see shards.survey
+    tokenizer_hash: str  # sha256 of the tokenizer's pieces; "" for .bin shards
+    tokenizer: Tokenizer | None  # None for .bin shards
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return ``text`` as a 1-D array of ids, without loss.
+
+        Raises:
+            ValueError: .bin shards come without a tokenizer.
+        """
+        return self._tokenizer().encode(text.encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text that ``ids`` (1-D: list, array or tensor) stand for; U+FFFD where they cut a character.
+
+        Raises:
+            ValueError: an id beyond the vocabulary, or .bin shards, which come without a tokenizer.
+        """
+        return self._tokenizer().decode(ids).decode(errors="replace")
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(".bin shards are tokens already: the tokenizer that made them is not known here")
+        return self.tokenizer
+
+
+def load(config: DataConfig) -> Tokens:
+    """Return the corpus of ``config`` as tokens; the same object again until one of its files changes.
+
+    Raises:
+        FileNotFoundError: there is no such corpus or path.
+        ValueError: bad text or bad shards; the message names the file and the fault.
+    """
+    paths = shards.find(config.corpus) if config.corpus not in corpus.NAMED else []
+    stamps = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths or corpus.files(config.corpus))
+    return _load(config, stamps, bool(paths))
+
+
+def check(config: DataConfig, *, vocab_size: int, context: int) -> Tokens:
+    """Return ``load(config)``, once it is clear that a model of ``vocab_size`` ids and ``context`` tokens can use it.
+
+    Raises:
+        FileNotFoundError: as ``load``.
+        ValueError: as ``load``; an id beyond the model's vocabulary; a split shorter than a window.
+    """
+    tokens = load(config)
+    if tokens.vocab_size > vocab_size:
+        source = f"corpus {config.corpus!r}, tokenizer {config.tokenizer!r}"
+        raise ValueError(
+            f"{source}: ids go up to {tokens.vocab_size - 1}, the model's vocab_size is {vocab_size}; "
+            f"allowed is at least {tokens.vocab_size}"
+        )
+    for split in ("train", "val"):
+        _windows(getattr(tokens, split), context, f"corpus {config.corpus!r}, split {split!r}")
+    return tokens
+
+
+def batch(tokens: Tokens | Ids, data_seed: int, step: int, batch_size: int, context: int) -> Batch:
+    """Return ``(x_BT, y_BT)``, int64, y one token ahead of x: windows drawn uniformly over the training split.
+
+    A pure function of its arguments. Windows may cross from one block of the split, or one shard, into the next.
+
+    Raises:
+        ValueError: the split is shorter than a window, that is ``context`` + 1 tokens.
+    """
+    ids = tokens.train if isinstance(tokens, Tokens) else tokens
+    last = len(ids) - context
+    _windows(ids, context, "the training split")
+    return _cut(ids, np.random.default_rng([data_seed, step]).integers(last, size=batch_size).tolist(), context)
+
+
+def validation_batches(tokens: Tokens | Ids, batch_size: int, context: int, eval_tokens: int) -> list[Batch]:
+    """Return whole batches ``(x_BT, y_BT)``, as ``batch`` does, of windows spread evenly over the validation split.
+
+    ``eval_tokens`` is rounded up to whole batches, down to what the split has; no two windows overlap (only that a y
+    may end with the next x's first token).
+
+    Raises:
+        ValueError: the split has fewer windows than one batch.
+    """
+    ids = tokens.val if isinstance(tokens, Tokens) else tokens
+    windows = _windows(ids, context, "the validation split")
+    batches = min(math.ceil(eval_tokens / (batch_size * context)), windows // batch_size)
+    if not batches:
+        raise ValueError(
+            f"the validation split has {windows} windows of {context} tokens, batch_size={batch_size} was given "
+            f"with eval_tokens={eval_tokens}; allowed is a batch_size of at most {windows}"
+        )
+    count = batches * batch_size
+    starts = [i * windows // count * context for i in range(count)]
+    return [_cut(ids, starts[i : i + batch_size], context) for i in range(0, count, batch_size)]
+
+
+def _windows(ids: Ids, context: int, what: str) -> int:
+    count = (len(ids) - 1) // context
+    if count < 1:
+        raise ValueError(f"{what} has {len(ids)} tokens; context={context} needs at least {context + 1}")
+    return count
+
+
+def _cut(ids: Ids, starts: list[int], context: int) -> Batch:
+    cut = np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64)
+    return torch.from_numpy(cut[:, :-1].copy()), torch.from_numpy(cut[:, 1:].copy())
+
+
+@functools.lru_cache(maxsize=8)
+def _load(config: DataConfig, stamps: tuple[tuple[str, int, int], ...], binary: bool) -> Tokens:
+    if not binary:
+        return _load_text(config)
+    paths = [Path(name) for name, _, _ in stamps]
+    train, val = shards.open_split(paths, "train"), shards.open_split(paths, "val")
+    largest, corpus_hash = shards.survey(paths)
+    return Tokens(
+        train=train,
+        val=val,
+        vocab_size=largest + 1,
+        bytes_per_token=math.nan,
+        corpus_hash=corpus_hash,
+        tokenizer_hash="",
+        tokenizer=None,
+    )
+
+
+def _load_text(config: DataConfig) -> Tokens:
+    text = corpus.read(config.corpus)
+    corpus_hash = hashlib.sha256(text).hexdigest()
+    train, val = corpus.split(text)
+    if not train:
+        raise ValueError(f"corpus {config.corpus!r} has {len(text)} bytes; needed are more than {corpus.BLOCK}")
+    if config.tokenizer == "bytes":
+        tokenizer = byte_tokenizer()
+        ids = {"train": tokenizer.encode(b"".join(train)), "val": tokenizer.encode(b"".join(val))}
+    else:
+        key = f"1 {corpus_hash} {config.tokenizer} {config.vocab_size} {sentencepiece.__version__}"
+        ids = _cached(key, lambda: _tokenize(train, val, config.vocab_size))
+        tokenizer = bpe_tokenizer(ids["model"].tobytes())
+    for array in ids.values():
+        array.flags.writeable = False
+    return Tokens(
+        train=ids["train"],
+        val=ids["val"],
+        vocab_size=len(tokenizer.pieces),
+        bytes_per_token=sum(map(len, val)) / len(ids["val"]),
+        corpus_hash=corpus_hash,
+        tokenizer_hash=tokenizer.hash,
+        tokenizer=tokenizer,
+    )
+
+
+def _tokenize(train: list[bytes], val: list[bytes], vocab_size: int) -> dict[str, np.ndarray]:
+    model = train_bpe(b"".join(train), vocab_size)
+    encode = bpe_tokenizer(model).encode
+    ids = {"train": np.concatenate([*map(encode, train)]), "val": np.concatenate([*map(encode, val)])}
+    return ids | {"model": np.frombuffer(model, np.uint8)}
+
+
+def _cached(key: str, build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return what ``build`` returns, from the user's cache directory if it is there.
+
+    Two processes may build at once: each writes a file of its own and renames it, and both hold the same.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = Path(base, "dion-sandbox", hashlib.sha256(key.encode()).hexdigest()[:32] + ".npz")
+    with contextlib.suppress(Exception), np.load(path) as stored:  # absent, or damaged in whichever way: build it
+        return {name: stored[name] for name in ("train", "val", "model")}
+    arrays = build()
+    with contextlib.suppress(OSError):  # a cache is a convenience: a full or read-only disk is no reason to stop
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            np.savez(Path(folder, "new.npz"), **arrays)
+            Path(folder, "new.npz").replace(path)
+    return arrays
