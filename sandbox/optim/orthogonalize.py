@@ -1,0 +1,118 @@
+"""The nearest semi-orthogonal matrix (polar factor), by a short polynomial iteration or exactly.
+
+An odd quintic p(x) = a x + b x^3 + c x^5 applied to the singular values drives each of them towards 1 and leaves the
+singular vectors alone; it needs matrix products only. Sources: https://kellerjordan.github.io/posts/muon (the idea),
+arXiv 2505.16932 (Polar Express: the best coefficients for each of five steps), https://github.com/microsoft/dion.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..fields import near
+
+Method = Literal["polar_express", "newton_schulz", "svd"]
+
+# (a, b, c) of each step. Polar Express: arXiv 2505.16932, Algorithm 1, for five steps with a safety factor of 1.02.
+# Newton-Schulz: the five-step set of https://github.com/microsoft/dion.
+COEFFICIENTS = {
+    "polar_express": (
+        (8.156554524902461, -22.48329292557795, 15.878769915207462),
+        (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+        (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+        (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+        (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+    ),
+    "newton_schulz": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+}
+CONVERGENT = (15 / 8, -10 / 8, 3 / 8)  # the steps after the fifth: p(1) = 1, p'(1) = p''(1) = 0 (arXiv 2505.16932, 3.3)
+SAFETY = {"polar_express": 1.02, "newton_schulz": 1.0}  # the norm is divided out with this margin
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype to iterate in: bfloat16 where matrix units take it (CUDA), float32 elsewhere."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def orthogonalize(
+    matrices: Tensor,
+    *,
+    method: Method = "polar_express",
+    steps: int = 5,
+    dtype: torch.dtype | None = None,
+    epsilon: float = 1e-8,
+) -> Tensor:
+    """Return, for each matrix of a batch, the semi-orthogonal matrix next to it; a zero matrix stays zero.
+
+    Args:
+        matrices: ``(..., m, n)``, any floating dtype, finite.
+        method: ``"polar_express"`` and ``"newton_schulz"`` bring the singular values into about 0.7 to 1.2;
+            ``"svd"`` is exact, slow, and for studies.
+        steps: of the iteration. The sets are made for five; from the sixth on the convergent quintic is used.
+        dtype: to compute in; None takes float32 on CPU and bfloat16 on CUDA. SVD computes in float32 or float64.
+        epsilon: added to the Frobenius norm that divides the matrix, so that noise below it is not blown up.
+
+    Returns:
+        ``(..., m, n)`` of the dtype of ``matrices``.
+
+    Raises:
+        ValueError: an unknown method, no step, or fewer than two dimensions.
+    """
+    if method != "svd" and method not in COEFFICIENTS:
+        raise ValueError(f"method={method!r} was given for orthogonalize: {near(str(method), [*COEFFICIENTS, 'svd'])}")
+    if steps < 1 or matrices.ndim < 2:
+        raise ValueError(
+            f"steps={steps}, shape {tuple(matrices.shape)} were given; needed are steps >= 1 and (..., m, n)"
+        )
+    if matrices.numel() == 0:
+        return torch.zeros_like(matrices)
+    if method == "svd":
+        return _exact(matrices)
+    stack = matrices.reshape(-1, *matrices.shape[-2:]).to(dtype or default_dtype(matrices.device))
+    coefficients = COEFFICIENTS[method][:steps] + (CONVERGENT,) * (steps - 5)
+    result = _iterate(stack, coefficients, safety=SAFETY[method], epsilon=epsilon)
+    return result.reshape(matrices.shape).to(matrices.dtype)
+
+
+def _exact(matrices: Tensor) -> Tensor:
+    """Return U V^T of the singular value decomposition, over the singular values that are not round-off."""
+    exact = matrices if matrices.dtype == torch.float64 else matrices.float()
+    u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+    floor = s.amax(-1, keepdim=True) * max(matrices.shape[-2:]) * torch.finfo(exact.dtype).eps
+    return ((u * (s > floor).unsqueeze(-2)) @ vh).to(matrices.dtype)
+
+
+def _iterate(
+    x: Tensor, coefficients: tuple[tuple[float, float, float], ...], *, safety: float, epsilon: float
+) -> Tensor:
+    """Return p_k(...p_1(x)) for a stack ``(N, m, n)``, with x first divided by ``safety * norm + epsilon``.
+
+    The largest entry is divided out before anything is squared, so that no finite input overflows; the Frobenius norm
+    is then the root of the trace of the first Gram matrix.
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    largest = torch.linalg.vector_norm(x, float("inf"), dim=(-2, -1), keepdim=True)
+    largest = largest.clamp_min(torch.finfo(torch.float32).tiny)
+    x = x / largest
+    gram = x.mT @ x if tall else x @ x.mT
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float32)[:, None, None]
+    scale = (trace.sqrt() * safety + epsilon / largest).reciprocal().to(x.dtype)
+    gram = gram * (scale * scale)
+    for step, (a, b, c) in enumerate(coefficients):
+        if step:
+            gram = x.mT @ x if tall else x @ x.mT
+        p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        p.diagonal(dim1=-2, dim2=-1).add_(a)
+        if not step:
+            p = p * scale
+        x = x @ p if tall else p @ x
+    return x
