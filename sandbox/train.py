@@ -1,0 +1,230 @@
+"""The one loop: ``train(run) -> RunRecord``, and what it measures.
+
+The same run gives the same curve, bit for bit, on one CPU machine at the same number of threads; torch's global
+generators and its thread count are left as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from . import data
+from .builder import build_optimizer
+from .config import Factory, RunConfig
+from .environment import environment, peak_bytes
+from .groups import group_table
+from .model import GPT, next_token_loss
+from .record import RunRecord
+
+EXPLODED = 4.0  # a training loss above this many times its first value ends the run as diverged
+
+OnStep = Callable[[dict[str, float]], None]
+
+
+def train(run: RunConfig, on_step: OnStep | None = None) -> RunRecord:
+    """Return the record of one run; a loss that is not finite or explodes ends it as ``diverged``, with its curve.
+
+    Args:
+        run: what to train.
+        on_step: called after each step with step (from 1), tokens, train_loss (nats/token, before the step) and factor,
+            and with val_loss and val_bpb where evaluated. It observes only.
+
+    Raises:
+        ValueError: the run cannot be trained as configured; nothing was started.
+    """
+    run = run.resolved()
+    with _private_torch(run):
+        return _Trainer(run).train(on_step)
+
+
+def try_train(run: RunConfig, on_step: OnStep | None = None) -> RunRecord:
+    """Return what ``train`` returns, or a record with status ``failed`` and the traceback where it raises."""
+    run = run.resolved()
+    try:
+        return train(run, on_step)
+    except Exception:
+        return RunRecord(config=run, hash=run.hash, status="failed", error=traceback.format_exc())
+
+
+@contextlib.contextmanager
+def _private_torch(run: RunConfig) -> Iterator[None]:
+    """Give the run its own threads and a generator of its own, and put both back."""
+    threads = torch.get_num_threads()
+    devices = [torch.cuda.current_device()] if run.device == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(run.seed)  # for models of one's own, dropout included; ours draw from private generators
+        torch.set_num_threads(run.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+class _Trainer:
+    """The state of one run: tokens, model, optimizer, and the columns that become its record."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        self.tokens = data.load(run.data)
+        self.model = build_model(run)
+        self.context = context_of(run)
+        data.check(self.tokens, vocab_size=_vocab_size(self.model), context=self.context)
+        self.model.to(run.device)
+        self.validation = data.validation_batches(self.tokens, run.batch_size, self.context, run.eval_tokens)
+        self.optimizer = build_optimizer(run.optimizer, self.model)
+        for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+        self.parts = dict.fromkeys(("data", "forward_backward", "optimizer", "evaluation"), 0.0)  # seconds
+        self.record = RunRecord(
+            config=run,
+            hash=run.hash,
+            status="finished",
+            curve={"step": [], "tokens": [], "train_loss": [], "factor": []},
+            evaluations={"step": [], "val_loss": [], "val_bpb": []},
+            rms={"step": [], "role": [], "weight": [], "gradient": [], "update": []},
+            groups=group_table(self.optimizer).to_dict("records"),
+            environment=environment(run),
+        )
+
+    def train(self, on_step: OnStep | None) -> RunRecord:
+        """Run the steps and return the record."""
+        start = time.perf_counter()
+        for step in range(self.run.steps):
+            if not self._step(step):
+                break
+            if on_step is not None:
+                on_step(self._last(step + 1))
+        seconds = time.perf_counter() - start
+        steps = len(self.record.curve["step"])
+        trained = seconds - self.parts["evaluation"]
+        self.record.timing = {f"{part}_ms": 1e3 * value / steps for part, value in self.parts.items()} | {
+            "tokens_per_second": self.record.curve["tokens"][-1] / trained,
+            "seconds": seconds,
+            "peak_bytes": peak_bytes(self.run.device),
+        }
+        return self.record
+
+    def _step(self, step: int) -> bool:
+        """Do one step and note it; return False where the loss says that the run is over."""
+        run, curve = self.run, self.record.curve
+        factor = run.schedule.factor(step, run.steps)
+        with self._timed("data"):
+            x_BT, y_BT = data.batch(self.tokens, run.data_seed, step, run.batch_size, self.context)
+            x_BT, y_BT = x_BT.to(run.device), y_BT.to(run.device)
+        with self._timed("forward_backward"):
+            loss = self._loss(x_BT, y_BT)
+            loss.backward()
+            train_loss = loss.item()
+        for column, value in zip(
+            curve, (step + 1, (step + 1) * run.batch_size * self.context, train_loss, factor), strict=True
+        ):
+            curve[column].append(value)
+        if not train_loss <= EXPLODED * curve["train_loss"][0]:  # also catches NaN
+            self.record.status = "diverged"
+            self.record.error = f"training loss {train_loss:.4g} nats/token at step {step + 1}"
+            return False
+        evaluated = (step + 1) % run.eval_every == 0 or step + 1 == run.steps
+        before = self._weights() if evaluated else None
+        with self._timed("optimizer"):
+            self._update(factor)
+        if before is not None:
+            self._note_rms(step + 1, before)
+            with self._timed("evaluation"):
+                self._evaluate(step + 1)
+        self.optimizer.zero_grad(set_to_none=True)
+        return True
+
+    def _loss(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        with torch.autocast(self.run.device, torch.bfloat16, enabled=self.run.dtype == "bfloat16"):
+            return next_token_loss(self.model, x_BT, y_BT)
+
+    def _update(self, factor: float) -> None:
+        """Step the optimizer with every group's own rate times one factor: the ratios between groups never change."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):  # upstream keeps its rates in tensors
+                group["lr"].fill_(group["initial_lr"] * factor)
+            else:
+                group["lr"] = group["initial_lr"] * factor
+        if self.run.grad_clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.run.grad_clip)
+        self.optimizer.step()
+        if self.run.device == "cuda":
+            torch.cuda.synchronize()
+
+    @torch.no_grad()
+    def _evaluate(self, step: int) -> None:
+        self.model.eval()
+        losses = [self._loss(x.to(self.run.device), y.to(self.run.device)).item() for x, y in self.validation]
+        self.model.train()
+        loss = math.fsum(losses) / len(losses)
+        bpb = loss / math.log(2) / self.tokens.bytes_per_token
+        for column, value in zip(self.record.evaluations, (step, loss, bpb), strict=True):
+            self.record.evaluations[column].append(value)
+
+    def _weights(self) -> list[list[Tensor]]:
+        return [[p.detach().clone() for p in group["params"]] for group in self.optimizer.param_groups]
+
+    @torch.no_grad()
+    def _note_rms(self, step: int, before: list[list[Tensor]]) -> None:
+        """Note the root mean square of weight, gradient and last update, by role."""
+        sums: dict[str, list[float]] = {}
+        for group, olds in zip(self.optimizer.param_groups, before, strict=True):
+            row = sums.setdefault(group.get("role", "all"), [0.0] * 4)
+            for p, old in zip(group["params"], olds, strict=True):
+                grad = p.grad if p.grad is not None else torch.zeros((), device=p.device)
+                squares = (float(t.float().square().sum()) for t in (p, grad, p - old))
+                row[:] = [p.numel() + row[0], *(a + b for a, b in zip(row[1:], squares, strict=True))]
+        for role, (count, *squares) in sums.items():
+            values = (step, role, *(math.sqrt(s / count) for s in squares))
+            for column, value in zip(self.record.rms, values, strict=True):
+                self.record.rms[column].append(value)
+
+    def _last(self, step: int) -> dict[str, float]:
+        row = {column: values[-1] for column, values in self.record.curve.items()}
+        if self.record.evaluations["step"][-1:] == [step]:
+            row |= {column: values[-1] for column, values in self.record.evaluations.items()}
+        return row
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.parts[part] += time.perf_counter() - start
+
+
+def build_model(run: RunConfig) -> nn.Module:
+    """Return the model of a run on the CPU, with the initial weights of its seed."""
+    if not isinstance(run.model, Factory):
+        return GPT(run.model, seed=run.seed)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(run.seed)
+        return run.model.load()(**run.model.kwargs)
+
+
+def context_of(run: RunConfig) -> int:
+    """Return the tokens a window of a run.
+
+    Raises:
+        ValueError: a model of one's own without ``RunConfig.context``, or a window longer than learned positions.
+    """
+    own = None if isinstance(run.model, Factory) else run.model.context
+    context = run.context or own
+    if context is None:
+        raise ValueError(f"context=None was given with the model {run.model.name!r}; allowed is a number of tokens")
+    if own is not None and context > own and run.model.positions == "learned":
+        raise ValueError(f"context={context} was given; allowed is up to the {own} learned positions")
+    return context
+
+
+def _vocab_size(model: nn.Module) -> int | None:
+    """Return the rows of the input embedding, or None for a model that does not show it."""
+    if isinstance(model, GPT):
+        return model.config.vocab_size
+    return getattr(getattr(model, "config", None), "vocab_size", None)
