@@ -70,22 +70,21 @@ def load(config: DataConfig) -> Tokens:
     return _load(config, stamps, bool(paths))
 
 
-def check(config: DataConfig, *, vocab_size: int, context: int) -> Tokens:
-    """Return ``load(config)``, once it is clear that a model of ``vocab_size`` ids and ``context`` tokens can use it.
+def check(source: DataConfig | Tokens, *, vocab_size: int, context: int) -> Tokens:
+    """Return the tokens of ``source`` once it is clear that a model of ``vocab_size`` and ``context`` can use them.
 
     Raises:
         FileNotFoundError: as ``load``.
         ValueError: as ``load``; an id beyond the model's vocabulary; a split shorter than a window.
     """
-    tokens = load(config)
+    tokens = source if isinstance(source, Tokens) else load(source)
     if tokens.vocab_size > vocab_size:
-        source = f"corpus {config.corpus!r}, tokenizer {config.tokenizer!r}"
         raise ValueError(
-            f"{source}: ids go up to {tokens.vocab_size - 1}, the model's vocab_size is {vocab_size}; "
+            f"the model's vocab_size={vocab_size} was given for tokens with ids from 0 to {tokens.vocab_size - 1}; "
             f"allowed is at least {tokens.vocab_size}"
         )
-    for split in ("train", "val"):
-        _windows(getattr(tokens, split), context, f"corpus {config.corpus!r}, split {split!r}")
+    _windows(tokens.train, context, "the training split")
+    _windows(tokens.val, context, "the validation split")
     return tokens
 
 
@@ -195,7 +194,8 @@ def _cached(key: str, build: Callable[[], dict[str, np.ndarray]]) -> dict[str, n
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     path = Path(base, "dion-sandbox", hashlib.sha256(key.encode()).hexdigest()[:32] + ".npz")
-    with contextlib.suppress(Exception), np.load(path) as stored:  # absent, or damaged in whichever way: build it
+    with contextlib.suppress(Exception), path.open("rb") as file:  # absent, or damaged in whichever way: build it
+        stored = np.load(file)
         return {name: stored[name] for name in ("train", "val", "model")}
     arrays = build()
     with contextlib.suppress(OSError):  # a cache is a convenience: a full or read-only disk is no reason to stop
