@@ -1,0 +1,113 @@
+"""Where each parameter of a model sits: canonical names, owning modules, repeated blocks.
+
+A canonical name is the one the bare model would have: what ``torch.compile``, DDP, FSDP and activation checkpointing
+put into names is removed. Every walk is linear in the number of modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from torch import nn
+
+# Components that a wrapper puts into names, whatever it wraps (torch.compile, FSDP1, activation checkpointing).
+_WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_MODULE_WRAPPER = re.compile(r"DataParallel$|DDP$|Engine$")  # classes whose only child is called ``module``
+
+
+class Owner(NamedTuple):
+    """One place where a parameter is registered."""
+
+    name: str  # canonical and dotted
+    local: str  # the last component of the name
+    module: nn.Module
+    path: tuple[str, ...]  # the components of the module's canonical name
+    inside: bool  # within a repeated block
+
+
+class Site(NamedTuple):
+    """A parameter and all its places; the first is the one that ``named_parameters`` names."""
+
+    parameter: nn.Parameter
+    owners: list[Owner]
+
+
+def sites(model: nn.Module) -> tuple[list[Site], list[nn.Module]]:
+    """Return every parameter and every module once, in the order of ``named_parameters`` and ``modules``."""
+    places: dict[int, Site] = {}
+    modules: dict[int, nn.Module] = {}
+    stack: list[tuple[nn.Module, tuple[str, ...], bool]] = [(model, (), False)]
+    while stack:
+        module, path, inside = stack.pop()
+        if id(module) in modules:
+            continue
+        modules[id(module)] = module
+        if module._parameters:
+            prefix = ".".join((*path, ""))
+            for local, parameter in module._parameters.items():
+                if parameter is not None:
+                    owner = Owner(prefix + local, local, module, path, inside)
+                    places.setdefault(id(parameter), Site(parameter, [])).owners.append(owner)
+        children = module._modules
+        if children:
+            blocks = _blocks(tuple(children))
+            wraps = len(children) == 1 and "module" in children and _MODULE_WRAPPER.search(type(module).__name__)
+            for part, child in reversed(children.items()):
+                if child is not None:
+                    below = path if wraps or part in _WRAPPER_PARTS else (*path, part)
+                    # A bare layer in a list is no block: ``lm_heads.0``, or the last layer of a Sequential model.
+                    stack.append((child, below, inside or (part in blocks and bool(child._modules))))
+    return list(places.values()), list(modules.values())
+
+
+@functools.lru_cache(maxsize=4096)
+def _blocks(parts: tuple[str, ...]) -> frozenset[str]:
+    """Return which children are repeated blocks by their names: ``0``, ``1``, ... or ``layer1``, ``layer2``, ..."""
+    stems: dict[str, list[str]] = {}
+    for part in parts:
+        stem = part.rstrip("0123456789")
+        if stem != part:
+            stems.setdefault(stem, []).append(part)
+    return frozenset(part for stem, found in stems.items() if len(found) > 1 or not stem for part in found)
+
+
+@functools.lru_cache(maxsize=65536)
+def words(name: str) -> tuple[str, ...]:
+    """Return the lower-case words of a name component or a class name: ``LlamaRMSNorm`` -> llama, rms, norm."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return tuple(word for word in re.split(r"[_\W\d]+", split.lower()) if word)
+
+
+@functools.lru_cache(maxsize=4096)
+def kind(cls: type[nn.Module]) -> str:
+    """Return what a module is, by its class first and by the words of the class's name second.
+
+    One of embedding, linear, conv1d (stores (in, out)), convolution, norm, custom.
+    """
+    for base, name in _KINDS.items():
+        if issubclass(cls, base):
+            return name
+    if cls.__name__ == "Conv1D":  # transformers.pytorch_utils.Conv1D
+        return "conv1d"
+    found = words(cls.__name__)
+    if "norm" in found:
+        return "norm"
+    if found[-1:] and found[-1] in ("embedding", "embeddings", "embed"):
+        return "embedding"
+    return "linear" if not {"linear", "router", "gate"}.isdisjoint(found) else "custom"
+
+
+_KINDS: dict[type[nn.Module], str] = {
+    nn.Embedding: "embedding",
+    nn.EmbeddingBag: "embedding",
+    nn.Linear: "linear",
+    nn.RNNBase: "linear",
+    nn.RNNCellBase: "linear",
+    nn.MultiheadAttention: "linear",
+    nn.modules.conv._ConvNd: "convolution",
+    nn.LayerNorm: "norm",
+    nn.GroupNorm: "norm",
+    nn.modules.batchnorm._NormBase: "norm",
+}
