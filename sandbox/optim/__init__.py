@@ -1,7 +1,21 @@
 """The native Dion family in plain PyTorch: the rules of https://github.com/microsoft/dion, at home on a CPU too."""
 
-from .base import NonFiniteGradient
-from .muon import Muon
+from .dion import Dion, dion_update
+from .dion2 import Dion2, dion2_update
+from .finite import NonFiniteGradient
+from .muon import Muon, muon_update
+from .normuon import NorMuon, normuon_update
 from .orthogonalize import orthogonalize
 
-__all__ = ["Muon", "NonFiniteGradient", "orthogonalize"]
+__all__ = [
+    "Dion",
+    "Dion2",
+    "Muon",
+    "NonFiniteGradient",
+    "NorMuon",
+    "dion2_update",
+    "dion_update",
+    "muon_update",
+    "normuon_update",
+    "orthogonalize",
+]

@@ -9,17 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SPLITS = ("num_heads", "split_sizes")
+
 
 def check(parameter: Tensor, options: Mapping[str, Any], *, where: str) -> None:
-    """Raise a ValueError where the options of a matrix group do not fit one of its parameters."""
+    """Return if the options of a matrix group fit one of its parameters.
+
+    Raises:
+        ValueError: they do not.
+    """
     shape, heads, sizes = tuple(parameter.shape), options.get("num_heads") or 1, options.get("split_sizes")
     wrong = None
-    rows = shape[-1] if options.get("transposed") and shape else shape[0] if shape else 0
+    rows = 0 if not shape else shape[-1] if options.get("transposed") else shape[0]
     if len(shape) < 2:
         wrong = "a matrix rule needs two or more dimensions; give vectors algorithm='adamw' or 'lion'"
-    elif sum(bool(o) for o in (heads > 1, sizes, options.get("flatten"))) > 1:
+    elif sum(bool(o) for o in (heads > 1, sizes, options["flatten"])) > 1:
         wrong = "num_heads, split_sizes and flatten exclude each other"
-    elif options.get("transposed") and options.get("flatten") and len(shape) > 2:
+    elif options.get("transposed") and options["flatten"] and len(shape) > 2:
         wrong = "transposed and flatten exclude each other"
     elif (heads > 1 or sizes) and len(shape) != 2:
         wrong = "num_heads and split_sizes need two dimensions"
@@ -32,7 +38,7 @@ def check(parameter: Tensor, options: Mapping[str, Any], *, where: str) -> None:
 
 
 def views(tensor: Tensor, options: Mapping[str, Any]) -> list[Tensor]:
-    """Return the parts of a parameter (or of a state tensor with the same rows) that are updated apart, as views.
+    """Return the parts of a parameter, or of a state tensor with the same rows, that are updated apart, as views.
 
     ``transposed``: the weight is stored fan_in x fan_out (Hugging Face's ``Conv1D``) and is seen turned;
     ``num_heads``: one matrix a head; ``split_sizes``: one for each block of rows.
@@ -47,42 +53,53 @@ def views(tensor: Tensor, options: Mapping[str, Any]) -> list[Tensor]:
 def matrix_shape(view: Tensor, options: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape ``(..., fan_out, fan_in)`` that the rule sees: with ``flatten``, fan_out x (all the rest)."""
     shape = tuple(view.shape)
-    return (shape[0], view[0].numel()) if options.get("flatten") and len(shape) > 2 else shape
+    return (shape[0], view[0].numel()) if options["flatten"] and len(shape) > 2 else shape
 
 
 @dataclass
 class Batch:
     """Matrices of one shape, dtype and device, updated together."""
 
-    shape: tuple[int, ...]  # of each, as the rule sees it
+    shape: tuple[int, ...]  # (..., fan_out, fan_in) of each
     x: list[Tensor] = field(default_factory=list)  # views of the parameters
-    g: list[Tensor] = field(default_factory=list)  # of their gradients
-    state: dict[str, list[Tensor]] = field(default_factory=dict)  # of their state
+    g: list[Tensor] = field(default_factory=list)  # and of their gradients
+    state: dict[str, list[Tensor]] = field(default_factory=dict)  # and of their state
 
-    def stack(self, tensors: list[Tensor]) -> Tensor:
-        """Return ``(N, ..., m, n)``; batch dimensions of the parameters are kept apart from N."""
-        return torch.stack([t.reshape(*self.shape[:-2], *_last_two(t, self.shape)) for t in tensors])
+    def gradient(self) -> Tensor:
+        """Return the gradients, ``(N, ..., fan_out, fan_in)``."""
+        return _stack(self.g, self.shape)
+
+    def old(self) -> dict[str, Tensor]:
+        """Return the state stacked in the same way; only momentum is shaped like the weight."""
+        return {key: _stack(ts, self.shape if key == "momentum" else ts[0].shape) for key, ts in self.state.items()}
 
 
-def _last_two(t: Tensor, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the matrix dimensions of a state tensor: the rule's own, or those of a smaller companion."""
-    return shape[-2:] if t.numel() == torch.Size(shape).numel() else tuple(t.shape[-2:])
+def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Return ``(N, *shape)``; one tensor alone is not copied, since no rule writes into what it is given."""
+    return torch.stack([t.reshape(shape) for t in tensors]) if len(tensors) > 1 else tensors[0].reshape(1, *shape)
 
 
-def batches(parameters: Iterable[Tensor], state: Mapping[Tensor, Mapping[str, Tensor]], options: Mapping[str, Any],
-            keys: Iterable[str]) -> Iterator[Batch]:  # fmt: skip
+def like(stack: Tensor, targets: list[Tensor]) -> list[Tensor]:
+    """Return the parts of a stack in the shapes of ``targets``."""
+    return [part.reshape(t.shape) for part, t in zip(stack.unbind(), targets, strict=True)]
+
+
+def batches(
+    parameters: Iterable[Tensor], state: Mapping[Tensor, Mapping[str, Tensor]], options: Mapping[str, Any]
+) -> Iterator[Batch]:
     """Yield the batches of those parameters of a group that have a gradient and any elements."""
     found: dict[Any, Batch] = {}
     for p in parameters:
         if p.grad is None or p.numel() == 0:
             continue
         gradient = p.grad if p.grad.dtype == p.dtype else p.grad.to(p.dtype)
-        companions = {key: views(state[p][key], options) for key in keys}
+        # Q belongs to the matrix as a whole; all other state has the rows of the weight
+        parts = {key: [t] if key == "Q" else views(t, options) for key, t in state[p].items()}
         for i, (x, g) in enumerate(zip(views(p, options), views(gradient, options), strict=True)):
             shape = matrix_shape(x, options)
             batch = found.setdefault((shape, x.dtype, x.device), Batch(shape))
             batch.x.append(x)
             batch.g.append(g)
-            for key, parts in companions.items():
-                batch.state.setdefault(key, []).append(parts[i])
+            for key, views_of_state in parts.items():
+                batch.state.setdefault(key, []).append(views_of_state[i])
     yield from found.values()

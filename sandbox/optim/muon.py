@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import DionFamily, Orthogonalize
 
 
-def muon(
+def muon_update(
     gradient: Tensor, momentum: Tensor, *, mu: float, nesterov: bool, orthogonalize: Orthogonalize
 ) -> tuple[Tensor, Tensor]:
     """Return Muon's direction O and the next momentum, all ``(N, m, n)``.
@@ -71,7 +71,7 @@ class Muon(DionFamily):
         self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the direction and the next state of a stack of matrices."""
-        direction, momentum = muon(
+        direction, momentum = muon_update(
             gradient, state["momentum"], mu=group["mu"], nesterov=group["nesterov"], orthogonalize=orthogonalize
         )
         return direction, {"momentum": momentum}

@@ -11,7 +11,6 @@ import torch
 from ..fields import near
 
 SCALAR = ("adamw", "lion")
-ADJUST = ("spectral_norm", "rms_norm", None)
 # Keys of every group that are no option of a rule: what torch, its schedulers and our own ``builder`` leave there.
 BOOKKEEPING = frozenset({"params", "param_names", "algorithm", "role", "initial_lr", "step"})
 _RANGES = {  # key -> smallest, largest, whether the ends themselves are allowed
@@ -26,6 +25,11 @@ _RANGES = {  # key -> smallest, largest, whether the ends themselves are allowed
     "ef_decay": (0, 1, True, True),
     "fraction": (0, 1, False, True),
     "rank_fraction": (0, 1, False, True),
+}
+_CHOICES = {
+    "adjust_lr": ("spectral_norm", "rms_norm", None),
+    "selection_scope": ("local", "global"),
+    "qr_method": ("rcqr", "qr", "cqr"),
 }
 _FLAGS = frozenset({"cautious_wd", "nesterov", "flatten", "transposed"})
 _COUNTS = frozenset({"num_heads", "rank_multiple_of", "power_iters"})
@@ -75,10 +79,10 @@ def _checked(key: str, value: Any, where: str) -> Any:
         if value is None or (len(sizes) > 1 and all(type(size) is int and size > 0 for size in sizes)):
             return value and sizes
         allowed = "two or more positive row counts"
-    elif key == "adjust_lr":
-        if value in ADJUST:
+    elif key in _CHOICES:
+        if value in _CHOICES[key]:
             return value
-        allowed = "'spectral_norm', 'rms_norm' or None"
+        allowed = " or ".join(map(repr, _CHOICES[key]))
     else:
         return value
     raise ValueError(f"{where}: {key}={value!r} was given; allowed is {allowed}")

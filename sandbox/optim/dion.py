@@ -1,0 +1,119 @@
+"""Dion: a low-rank orthonormal update by one step of power iteration, with error feedback (arXiv 2504.05295)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import DionFamily, Orthogonalize
+
+
+def dion_update(
+    gradient: Tensor, momentum: Tensor, *, q: Tensor, mu: float, epsilon: float, power_iters: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Dion's direction and the next momentum, ``(N, m, n)``, and the next right factor Q, ``(N, min, r)``.
+
+    With the longer side first: M <- M + G; P an orthonormal basis of M Q; R = M^T P; M <- M - (1 - mu) P R^T;
+    Q <- R with unit columns; O = P Q^T (arXiv 2504.05295, Algorithm 1). Where M has less than r directions, the columns
+    of P that carry nothing become 0 and those of Q stay. Computed in float32, whatever the dtype of the state.
+    """
+    if gradient.shape[-2] < gradient.shape[-1]:
+        o, m, q = dion_update(gradient.mT, momentum.mT, q=q, mu=mu, epsilon=epsilon, power_iters=power_iters)
+        return o.mT, m.mT, q
+    momentum = momentum.float() + gradient.float()
+    q = q.float()
+    for _ in range(power_iters):
+        p, r, q = _power_step(momentum, q, epsilon)
+    return p @ q.mT, torch.baddbmm(momentum, p, r.mT, alpha=mu - 1), q
+
+
+def _power_step(momentum: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return P, R and the next Q of ``(N, m, n)`` with m >= n."""
+    p = torch.linalg.qr(momentum @ q).Q
+    r = momentum.mT @ p
+    norms = torch.linalg.vector_norm(r, dim=-2, keepdim=True)
+    floor = norms.amax(-1, keepdim=True) * momentum.shape[-2] * torch.finfo(torch.float32).eps
+    carries = norms > floor
+    p, r = p * carries, r * carries
+    kept = q / (torch.linalg.vector_norm(q, dim=-2, keepdim=True) + epsilon)
+    return p, r, torch.where(carries, r / (norms + epsilon), kept)
+
+
+class Dion(DionFamily):
+    """Dion for matrix groups, AdamW or Lion for groups that name them, in one optimizer.
+
+    Arguments are upstream's (https://github.com/microsoft/dion, ``dion/dion.py``), then ``flatten``, ``cautious_wd``
+    and ``seed``, of the private generator that draws the first Q. The basis is always an exact Householder QR:
+    ``qr_method`` names a way to the same basis (up to signs, which cancel), ``rcqr_oversample`` and
+    ``cqr_warmup_steps`` are details of that way. ``DionFamily`` says what else a group may hold and what is refused.
+    """
+
+    algorithm = "dion"
+    own = (*DionFamily.own, "_seed")
+
+    def __init__(
+        self,
+        params: Any,
+        replicate_mesh: Any = None,
+        outer_shard_mesh: Any = None,
+        inner_shard_mesh: Any = None,
+        replicate_mesh_grad_sync: bool = True,
+        rank_fraction: float = 1.0,
+        rank_multiple_of: int = 1,
+        lr: float = 0.01,
+        mu: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+        epsilon: float = 1e-8,
+        power_iters: int = 1,
+        qr_method: str = "rcqr",
+        cqr_warmup_steps: int = 150,
+        rcqr_oversample: float = 1.25,
+        mixed_precision_config: Any = None,
+        *,
+        flatten: bool = False,
+        cautious_wd: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Check everything, then create the state of every parameter."""
+        if mixed_precision_config is not None:
+            raise ValueError("Dion: mixed_precision_config was given; native state has the dtype of its parameter")
+        self._seed = seed
+        self._set_up(
+            params,
+            mesh=(replicate_mesh, outer_shard_mesh, inner_shard_mesh),
+            kernels={},
+            defaults={
+                "lr": lr, "mu": mu, "betas": betas, "weight_decay": weight_decay, "cautious_wd": cautious_wd,
+                "epsilon": epsilon, "rank_fraction": rank_fraction, "rank_multiple_of": rank_multiple_of,
+                "power_iters": power_iters, "qr_method": qr_method, "oversample": rcqr_oversample, "flatten": flatten,
+            },
+        )  # fmt: skip
+
+    def synchronize_for_checkpoint(self) -> None:
+        """Do nothing: on one process all state is the same already. Here so that upstream's callers need no change."""
+
+    def _matrix_state(self, p: Tensor, group: dict[str, Any], number: int) -> dict[str, Tensor]:
+        """Return Q, ``(..., shorter side, rank)``, Gaussian from a generator of the parameter's own."""
+        *batch, m, n = (p.shape[0], p[0].numel()) if group["flatten"] and p.ndim > 2 else p.shape
+        multiple = group["rank_multiple_of"]
+        rank = min(multiple * math.ceil(group["rank_fraction"] * min(m, n) / multiple), m, n)
+        generator = torch.Generator().manual_seed((self._seed << 32) + number)
+        return {"Q": torch.randn(*batch, min(m, n), rank, generator=generator).to(p.device, p.dtype)}
+
+    def _direction(
+        self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the direction and the next state of a stack of matrices."""
+        direction, momentum, q = dion_update(
+            gradient,
+            state["momentum"],
+            q=state["Q"],
+            mu=group["mu"],
+            epsilon=group["epsilon"],
+            power_iters=group["power_iters"],
+        )
+        return direction, {"momentum": momentum, "Q": q}

@@ -1,0 +1,114 @@
+"""Dion2: orthogonalizes only the rows (or columns) where most momentum has gathered (arXiv 2512.16928)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import DionFamily, Orthogonalize
+
+logger = logging.getLogger(__name__)
+
+
+def select(momentum: Tensor, fraction: float) -> tuple[int, Tensor]:
+    """Return the dim that is chosen from and the chosen indices, ``(N, k, 1)`` or ``(N, 1, k)``, in rising order.
+
+    The ceil(fraction * size) rows of largest L1 norm where rows are no more than columns, else columns.
+    """
+    m, n = momentum.shape[-2:]
+    dim, other = (-2, -1) if m <= n else (-1, -2)
+    count = max(1, math.ceil(fraction * momentum.shape[dim]))
+    norms = torch.linalg.vector_norm(momentum, 1, dim=other, dtype=torch.float32)
+    return dim, norms.topk(count, sorted=False).indices.sort().values.unsqueeze(other)
+
+
+def dion2_update(
+    gradient: Tensor, momentum: Tensor, *, fraction: float, ef_decay: float, orthogonalize: Orthogonalize
+) -> tuple[Tensor, Tensor]:
+    """Return Dion2's direction, zero outside the chosen rows, and the next momentum, all ``(N, m, n)``.
+
+    M <- M + G; K the chosen rows; O[K] = orth(M[K]); M[K] <- ef_decay M[K] (error feedback).
+    """
+    momentum = momentum + gradient
+    dim, index = select(momentum, fraction)
+    chosen = torch.take_along_dim(momentum, index, dim)
+    index = index.expand_as(chosen)
+    direction = torch.zeros_like(momentum).scatter_(dim, index, orthogonalize(chosen))
+    return direction, momentum.scatter_(dim, index, chosen * ef_decay)
+
+
+class Dion2(DionFamily):
+    """Dion2 for matrix groups, AdamW or Lion for groups that name them, in one optimizer.
+
+    Arguments are upstream's (https://github.com/microsoft/dion, ``dion/dion2.py``) and ``cautious_wd``; every one can
+    also stand in a group. ``selection_scope`` says where sharded rows are chosen and changes nothing on one process;
+    ``verbose`` logs once, for each shape, what is chosen. ``DionFamily`` says what else a group may hold.
+    """
+
+    algorithm = "dion2"
+    splits = ("num_heads",)
+    own = (*DionFamily.own, "_verbose", "_shown")
+
+    def __init__(
+        self,
+        params: Any,
+        distributed_mesh: Any = None,
+        lr: float = 0.01,
+        fraction: float = 0.25,
+        ef_decay: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+        epsilon: float = 1e-8,
+        adjust_lr: str | None = "spectral_norm",
+        flatten: bool = False,
+        use_triton: bool = False,
+        use_polar_express: bool = True,
+        use_gram_newton_schulz: bool = False,
+        newton_schulz_func: Callable[..., Tensor] | None = None,
+        verbose: bool = False,
+        triton_post_ortho: bool = False,
+        selection_scope: str = "local",
+        *,
+        cautious_wd: bool = False,
+        orthogonalize_dtype: str = "auto",
+    ) -> None:
+        """Check everything, then create the state of every parameter."""
+        self._verbose, self._shown = verbose, set()
+        self._set_up(
+            params,
+            mesh=distributed_mesh,
+            kernels={
+                "use_triton": use_triton, "use_gram_newton_schulz": use_gram_newton_schulz,
+                "triton_post_ortho": triton_post_ortho,
+            },
+            defaults={
+                "lr": lr, "fraction": fraction, "ef_decay": ef_decay, "betas": betas, "weight_decay": weight_decay,
+                "cautious_wd": cautious_wd, "epsilon": epsilon, "adjust_lr": adjust_lr, "flatten": flatten,
+                "selection_scope": selection_scope,
+            },
+            use_polar_express=use_polar_express,
+            newton_schulz_func=newton_schulz_func,
+            orthogonalize_dtype=orthogonalize_dtype,
+        )  # fmt: skip
+
+    def _direction(
+        self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the direction and the next state of a stack of matrices."""
+        if self._verbose and gradient.shape[-2:] not in self._shown:
+            self._shown.add(gradient.shape[-2:])
+            m, n = gradient.shape[-2:]
+            logger.info("Dion2: %g of the %s of %d x %d", group["fraction"], "rows" if m <= n else "columns", m, n)
+        direction, momentum = dion2_update(
+            gradient,
+            state["momentum"],
+            fraction=group["fraction"],
+            ef_decay=group["ef_decay"],
+            orthogonalize=orthogonalize,
+        )
+        return direction, {"momentum": momentum}
