@@ -1,0 +1,108 @@
+"""Loss against steps, tokens or seconds: how the arms get there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from .arms import Arm, arms
+from .canvas import axis_label, entry, finish, panels, style
+from .tables import count, need, numbers, words
+
+
+def plot_loss(
+    curves: pd.DataFrame,
+    ax: Axes | None = None,
+    *,
+    by: str | Sequence[str] | None = None,
+    y: Literal["train_loss", "val_loss"] = "train_loss",
+    x: Literal["step", "tokens", "seconds"] = "step",
+    smooth: int = 1,
+) -> Axes:
+    """Return the Axes of loss against training: each arm's mean over seeds, with a band from lowest to highest seed.
+
+    A run that diverged is a thin line of its own, with a cross at its last finite loss (at the top edge, where that
+    lies above all losses of the runs that did not; above the first losses, where all diverged). Mean and band are of
+    the others, and the legend says of how many. They end where the first of these ends; the rest go on as thin lines.
+
+    Args:
+        curves: one row a step of every run: ``config_hash``, ``status``, ``step``, ``x``, ``y``, and what varies
+            (``record.curves``). Without ``status``, a run whose training loss is not finite somewhere has diverged.
+        ax: where to draw; None makes a new figure.
+        by: the columns that tell arms apart; None takes every config column that varies, never a seed.
+        y: the column of losses; rows without it (``val_loss`` between evaluations) are passed over.
+        x: what the arms are compared at equal amounts of.
+        smooth: steps of a centred running mean, of each run; 1 shows every step. The axis label states it.
+
+    Raises:
+        ValueError: a column is missing (with near names), ``smooth`` is below 1, or nothing is there to draw.
+    """
+    curves = pd.DataFrame(curves)
+    need(curves, "config_hash", "step", x, y)
+    curves = curves.drop_duplicates(["config_hash", "step"])  # a run may stand in two sweeps
+    if smooth < 1:
+        raise ValueError(f"smooth={smooth} was given; allowed is at least 1 (steps)")
+    losses = numbers(curves, y)
+    if not np.isfinite(losses).any():
+        raise ValueError(f"no finite {y!r} is in the {len(curves)} rows of curves")
+    lost = curves["status"] == "diverged" if "status" in curves else ~np.isfinite(curves.get("train_loss", losses))
+    frame = curves.assign(_x=numbers(curves, x), _y=losses.where(np.isfinite(losses)), _lost=lost).sort_values("step")
+    frame["_lost"] = frame.groupby("config_hash")["_lost"].transform("any")
+    fine = frame.loc[~frame["_lost"], "_y"] if (~frame["_lost"] & frame["_y"].notna()).any() else _first(frame)
+    low, top = float(np.fmin(frame["_y"].min(), fine.min())), float(fine.max())
+    margin = 0.05 * (top - low) or 0.05
+    fresh, ax = ax is None, panels()[1] if ax is None else ax
+    with style():
+        handles = [_draw(ax, arm, smooth, top) for arm in arms(frame, by)]
+        if ax.collections:
+            handles.append(Patch(fc="0.8", label="band: lowest to highest seed"))
+        if frame["_lost"].any():
+            runs = frame.loc[frame["_lost"], "config_hash"].nunique()
+            handles.append(entry(f"diverged ({count(runs, 'run')})", marker="x", ms=4))
+        ax.set_ylim(low - margin, top + margin)
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+        if x == "tokens":
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words(v)))
+        smoothed = f"\nmean of {smooth} steps" if smooth > 1 else ""
+        finish(ax, axis_label(x), axis_label(y) + smoothed, handles, grow=fresh)
+    return ax
+
+
+def _draw(ax: Axes, arm: Arm, smooth: int, top: float) -> Line2D:
+    """Draw one arm and return its entry in the legend; crosses stand at most at ``top``."""
+    runs = {name: run.set_index("step") for name, run in arm.frame.groupby("config_hash")}
+    wide = pd.DataFrame({name: _smoothed(run["_y"], smooth) for name, run in runs.items()})
+    place = pd.DataFrame({name: run["_x"] for name, run in runs.items()}).mean(axis=1)
+    fine = [name for name, run in runs.items() if not run["_lost"].any()]
+    shared = wide[fine].dropna()
+    look = {"color": arm.color, "ls": arm.dash}
+    mark = {"marker": arm.marker, "ms": 3} if len(wide.dropna(how="all")) <= 25 else {}  # few enough to show each
+    ax.plot(place[shared.index], shared.mean(axis=1), **look, **mark)
+    if len(fine) > 1:
+        ax.fill_between(place[shared.index], shared.min(axis=1), shared.max(axis=1), color=arm.color, alpha=0.2, lw=0)
+    for name in runs:
+        rest = wide[name].dropna()
+        if name not in fine:
+            step, end = (rest.index[-1], min(rest.iloc[-1], top)) if len(rest) else (runs[name].index[-1], top)
+            ax.plot(place[step], end, marker="x", ms=5, color=arm.color, clip_on=False, zorder=5)
+        elif len(shared):
+            rest = rest.loc[shared.index[-1] :]
+        ax.plot(place[rest.index], rest, lw=0.6, **look)
+    seeds = f"{len(fine)} of {len(runs)} seeds" if len(fine) < len(runs) else f"{len(runs)} seeds"
+    return entry(arm.label + (f" ({seeds})" if len(runs) > 1 else ""), **look, **mark)
+
+
+def _first(frame: pd.DataFrame) -> pd.Series:
+    """Return each run's first finite loss: the scale of the figure where all runs diverged."""
+    return frame.groupby("config_hash")["_y"].first()
+
+
+def _smoothed(losses: pd.Series, smooth: int) -> pd.Series:
+    return losses.dropna().rolling(smooth, min_periods=1, center=True).mean()
