@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import math
 import os
 import tempfile
@@ -156,7 +157,7 @@ def _load(config: DataConfig, stamps: tuple[tuple[str, int, int], ...], binary: 
 
 def _load_text(config: DataConfig) -> Tokens:
     text = corpus.read(config.corpus)
-    corpus_hash = hashlib.sha256(text).hexdigest()
+    corpus_hash = _sha256(text).hex()
     train, val = corpus.split(text)
     if not train:
         raise ValueError(f"corpus {config.corpus!r} has {len(text)} bytes; needed are more than {corpus.BLOCK}")
@@ -190,17 +191,25 @@ def _tokenize(train: list[bytes], val: list[bytes], vocab_size: int) -> dict[str
 def _cached(key: str, build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return what ``build`` returns, from the user's cache directory if it is there.
 
-    Two processes may build at once: each writes a file of its own and renames it, and both hold the same.
+    A file is the sha256 of the rest, which is an .npz; a damaged one is built anew. Two processes may build at once:
+    each writes a file of its own and renames it, and both hold the same.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    path = Path(base, "dion-sandbox", hashlib.sha256(key.encode()).hexdigest()[:32] + ".npz")
-    with contextlib.suppress(Exception), path.open("rb") as file:  # absent, or damaged in whichever way: build it
-        stored = np.load(file)
-        return {name: stored[name] for name in ("train", "val", "model")}
-    arrays = build()
+    path = Path(base, "dion-sandbox", f"{_sha256(key.encode()).hex()[:32]}.tokens")
+    with contextlib.suppress(OSError):
+        stored = path.read_bytes()
+        if stored[:32] == _sha256(stored[32:]):
+            return dict(np.load(io.BytesIO(stored[32:])))
+    arrays, npz = build(), io.BytesIO()
+    np.savez(npz, **arrays)
     with contextlib.suppress(OSError):  # a cache is a convenience: a full or read-only disk is no reason to stop
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            np.savez(Path(folder, "new.npz"), **arrays)
-            Path(folder, "new.npz").replace(path)
+            new = Path(folder, "new")
+            new.write_bytes(_sha256(npz.getvalue()) + npz.getvalue())
+            new.replace(path)
     return arrays
+
+
+def _sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
