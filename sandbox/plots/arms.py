@@ -53,7 +53,7 @@ def arms(frame: pd.DataFrame, by: str | Sequence[str] | None, x: str | None = No
     columns = varying(frame, x) if by is None else [by] if isinstance(by, str) else list(by)
     need(frame, *columns)
     if not columns:
-        return [Arm("mean", *OTHERS[0], DASHES[0], frame)]
+        return [Arm("all runs", *OTHERS[0], DASHES[0], frame)]
     parts = {key: part for key, part in frame.groupby(columns, dropna=False)}
     keys = sorted(parts, key=lambda key: [_order(v) for v in key])
     firsts, rests = (list(dict.fromkeys(map(str, part))) for part in ([k[0] for k in keys], [k[1:] for k in keys]))

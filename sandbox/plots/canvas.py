@@ -25,6 +25,7 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.borderpad": 0.0,
     "legend.borderaxespad": 0.0,
+    "legend.handlelength": 2.5,
     "legend.columnspacing": 1.2,
     "legend.labelspacing": 0.35,
     "axes.linewidth": 0.6,

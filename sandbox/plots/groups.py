@@ -34,7 +34,7 @@ def plot_groups(groups: pd.DataFrame, ax: Axes | None = None, *, by: str | None 
     sizes = _sizes(groups, by)
     totals = sizes.sum(axis=1)
     shares = sizes.div(totals, axis=0) * 100
-    fresh, ax = ax is None, panels(height=0.55 + 0.32 * len(sizes))[1] if ax is None else ax
+    fresh, ax = ax is None, panels(height=max(1.3 if by else 0, 0.55 + 0.32 * len(sizes)))[1] if ax is None else ax
     left, handles, texts = np.zeros(len(sizes)), [], []
     with style():
         for role in sizes:
@@ -61,11 +61,11 @@ def plot_groups(groups: pd.DataFrame, ax: Axes | None = None, *, by: str | None 
 
 def _fit(ax: Axes, texts: list[tuple[Any, list[str], Any]]) -> None:
     """Write into each bar as many of its lines as it has room for."""
-    ax.figure.draw_without_rendering()  # the layout decides how wide a bar is
+    ax.figure.figure.draw_without_rendering()  # the layout decides how wide a bar is
     for bar, lines, text in texts:
         for n in range(len(lines), 0, -1):
             text.set_text("\n".join(lines[:n]))
-            if text.get_window_extent().width < 0.85 * bar.get_window_extent().width:
+            if text.get_window_extent().width < 0.9 * bar.get_window_extent().width:
                 break
         else:
             text.remove()

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from .arms import Arm, arms
 from .canvas import axis_label, entry, finish, panels, style
-from .tables import count, need, numbers, words
+from .tables import count, need, numbers, spread, words
 
 
 def plot_loss(
@@ -39,7 +39,7 @@ def plot_loss(
         by: the columns that tell arms apart; None takes every config column that varies, never a seed.
         y: the column of losses; rows without it (``val_loss`` between evaluations) are passed over.
         x: what the arms are compared at equal amounts of.
-        smooth: steps of a centred running mean, of each run; 1 shows every step. The axis label states it.
+        smooth: losses that a centred running mean of each run spans; 1 shows every one. The axis label states it.
 
     Raises:
         ValueError: a column is missing (with near names), ``smooth`` is below 1, or nothing is there to draw.
@@ -48,37 +48,41 @@ def plot_loss(
     need(curves, "config_hash", "step", x, y)
     curves = curves.drop_duplicates(["config_hash", "step"])  # a run may stand in two sweeps
     if smooth < 1:
-        raise ValueError(f"smooth={smooth} was given; allowed is at least 1 (steps)")
+        raise ValueError(f"smooth={smooth} was given; allowed is at least 1")
     losses = numbers(curves, y)
     if not np.isfinite(losses).any():
         raise ValueError(f"no finite {y!r} is in the {len(curves)} rows of curves")
     lost = curves["status"] == "diverged" if "status" in curves else ~np.isfinite(curves.get("train_loss", losses))
     frame = curves.assign(_x=numbers(curves, x), _y=losses.where(np.isfinite(losses)), _lost=lost).sort_values("step")
-    frame["_lost"] = frame.groupby("config_hash")["_lost"].transform("any")
+    runs = frame.groupby("config_hash")
+    frame["_lost"] = runs["_lost"].transform("any")
+    frame["_y"] = runs["_y"].transform(lambda run: run.dropna().rolling(smooth, min_periods=1, center=True).mean())
     fine = frame.loc[~frame["_lost"], "_y"] if (~frame["_lost"] & frame["_y"].notna()).any() else _first(frame)
     low, top = float(np.fmin(frame["_y"].min(), fine.min())), float(fine.max())
     margin = 0.05 * (top - low) or 0.05
+    found = arms(frame, by)
     fresh, ax = ax is None, panels()[1] if ax is None else ax
     with style():
-        handles = [_draw(ax, arm, smooth, top) for arm in arms(frame, by)]
+        handles = [_draw(ax, arm, top) for arm in found]
         if ax.collections:
-            handles.append(Patch(fc="0.8", label="band: lowest to highest seed"))
+            seeds = spread([arm.frame["config_hash"].nunique() for arm in found])
+            handles.append(Patch(fc="0.8", label=f"band: lowest to highest of {seeds} seeds"))
         if frame["_lost"].any():
-            runs = frame.loc[frame["_lost"], "config_hash"].nunique()
-            handles.append(entry(f"diverged ({count(runs, 'run')})", marker="x", ms=4))
+            lost = frame.loc[frame["_lost"], "config_hash"].nunique()
+            handles.append(entry(f"diverged ({count(lost, 'run')})", marker="x", ms=4))
         ax.set_ylim(low - margin, top + margin)
-        ax.xaxis.set_major_locator(MaxNLocator(6))
+        ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         if x == "tokens":
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words(v)))
-        smoothed = f"\nmean of {smooth} steps" if smooth > 1 else ""
+        smoothed = f"\nmean of {smooth} {'evaluations' if y.startswith('val_') else 'steps'}" if smooth > 1 else ""
         finish(ax, axis_label(x), axis_label(y) + smoothed, handles, grow=fresh)
     return ax
 
 
-def _draw(ax: Axes, arm: Arm, smooth: int, top: float) -> Line2D:
+def _draw(ax: Axes, arm: Arm, top: float) -> Line2D:
     """Draw one arm and return its entry in the legend; crosses stand at most at ``top``."""
     runs = {name: run.set_index("step") for name, run in arm.frame.groupby("config_hash")}
-    wide = pd.DataFrame({name: _smoothed(run["_y"], smooth) for name, run in runs.items()})
+    wide = pd.DataFrame({name: run["_y"] for name, run in runs.items()})
     place = pd.DataFrame({name: run["_x"] for name, run in runs.items()}).mean(axis=1)
     fine = [name for name, run in runs.items() if not run["_lost"].any()]
     shared = wide[fine].dropna()
@@ -95,14 +99,10 @@ def _draw(ax: Axes, arm: Arm, smooth: int, top: float) -> Line2D:
         elif len(shared):
             rest = rest.loc[shared.index[-1] :]
         ax.plot(place[rest.index], rest, lw=0.6, **look)
-    seeds = f"{len(fine)} of {len(runs)} seeds" if len(fine) < len(runs) else f"{len(runs)} seeds"
-    return entry(arm.label + (f" ({seeds})" if len(runs) > 1 else ""), **look, **mark)
+    some = f" ({len(fine)} of {len(runs)} seeds)" if len(fine) < len(runs) and len(runs) > 1 else ""
+    return entry(arm.label + some, **look, **mark)
 
 
 def _first(frame: pd.DataFrame) -> pd.Series:
     """Return each run's first finite loss: the scale of the figure where all runs diverged."""
     return frame.groupby("config_hash")["_y"].first()
-
-
-def _smoothed(losses: pd.Series, smooth: int) -> pd.Series:
-    return losses.dropna().rolling(smooth, min_periods=1, center=True).mean()

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 from .arms import Arm, arms
 from .canvas import axis_label, entry, finish, panels, style
-from .tables import count, need, numbers, short
+from .tables import count, need, numbers, short, spread
 
 
 def plot_lr_sweep(
@@ -55,7 +55,9 @@ def plot_lr_sweep(
     with style():
         handles = [_draw(ax, arm, edge=0.97 - 0.04 * i) for i, arm in enumerate(found)]
         if done.any():
-            handles.append(entry("lowest mean over seeds", marker="*", ms=7, mfc="w", mec="k", mew=0.6))
+            seeds = spread(n for arm in found for n in arm.frame.groupby("_rate").size())
+            means = f"mean of {seeds} seeds" if seeds != "1" else "loss"
+            handles.append(entry(f"lowest {means}", marker="*", ms=7, mfc="w", mec="k", mew=0.6))
         if lost.any():
             handles.append(entry(f"diverged ({count(int(lost.sum()), 'run')})", marker="x", ms=4))
             low, high = ax.get_ylim()

@@ -54,6 +54,12 @@ def words(number: float) -> str:
     return f"{number:g}"
 
 
+def spread(counts: Iterable[int]) -> str:
+    """Return ``3``, or ``2 to 3`` where the counts differ."""
+    counts = sorted(set(counts))
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
 def count(number: int, noun: str) -> str:
     """Return ``1 run``, ``2 runs``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
