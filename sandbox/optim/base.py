@@ -11,10 +11,10 @@ from torch import Tensor
 from ..fields import near
 from . import finite, lists, matrices
 from .options import SCALAR, scale, translate
-from .orthogonalize import orthogonalize
+from .orthogonalize import default_dtype, orthogonalize
 from .scalar import adamw_, decay_, lion_
 
-Orthogonalize = Callable[[Tensor], Tensor]  # (N, ..., m, n) -> the same shape
+Orthogonalize = Callable[[Tensor], Tensor]  # (N, m, n) -> the same shape
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -176,13 +176,12 @@ class DionFamily(torch.optim.Optimizer):
 
         def custom(u: Tensor) -> Tensor:
             """Call the user's function as upstream does: three dimensions, ``epsilon`` by name."""
-            flat = u.reshape(-1, *u.shape[-2:]).to(self._dtype or u.dtype)
-            result = self._function(flat, epsilon=group["epsilon"])
-            if result.shape != flat.shape:
+            result = self._function(u.to(self._dtype or default_dtype(u)), epsilon=group["epsilon"])
+            if result.shape != u.shape:
                 raise ValueError(
-                    f"newton_schulz_func made {tuple(result.shape)} of {tuple(flat.shape)}; needed is the same"
+                    f"newton_schulz_func made {tuple(result.shape)} of {tuple(u.shape)}; needed is the same"
                 )
-            return result.reshape(u.shape).to(u.dtype)
+            return result.to(u.dtype)
 
         return custom
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .base import DionFamily, Orthogonalize
+from .orthogonalize import wide
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def select(momentum: Tensor, fraction: float) -> tuple[int, Tensor]:
     m, n = momentum.shape[-2:]
     dim, other = (-2, -1) if m <= n else (-1, -2)
     count = max(1, math.ceil(fraction * momentum.shape[dim]))
-    norms = torch.linalg.vector_norm(momentum, 1, dim=other, dtype=torch.float32)
+    norms = torch.linalg.vector_norm(momentum, 1, dim=other, dtype=wide(momentum.dtype))
     return dim, norms.topk(count, sorted=False).indices.sort().values.unsqueeze(other)
 
 

@@ -38,7 +38,7 @@ def check(groups: Sequence[Mapping[str, Any]]) -> None:
     bad = []
     for device in {grad.device for *_, grad in at}:
         here = [(group, i, grad) for group, i, grad in at if grad.device == device]
-        largest = torch.stack([v.float() for v in lists.norm([grad for *_, grad in here], float("inf"))]).tolist()
+        largest = torch.stack([v.double() for v in lists.norm([grad for *_, grad in here], float("inf"))]).tolist()
         bad += [
             name_of(group, i)
             for (group, i, grad), value in zip(here, largest, strict=True)

@@ -66,22 +66,25 @@ class Batch:
     state: dict[str, list[Tensor]] = field(default_factory=dict)  # and of their state
 
     def gradient(self) -> Tensor:
-        """Return the gradients, ``(N, ..., fan_out, fan_in)``."""
-        return _stack(self.g, self.shape)
+        """Return the gradients, ``(N, fan_out, fan_in)``; the batch dimensions of a parameter go into N."""
+        return _stack([g.reshape(self.shape) for g in self.g])
 
     def old(self) -> dict[str, Tensor]:
         """Return the state stacked in the same way; only momentum is shaped like the weight."""
-        return {key: _stack(ts, self.shape if key == "momentum" else ts[0].shape) for key, ts in self.state.items()}
+        weights = {"momentum": self.shape}
+        return {key: _stack([t.reshape(weights.get(key, t.shape)) for t in ts]) for key, ts in self.state.items()}
 
 
-def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Return ``(N, *shape)``; one tensor alone is not copied, since no rule writes into what it is given."""
-    return torch.stack([t.reshape(shape) for t in tensors]) if len(tensors) > 1 else tensors[0].reshape(1, *shape)
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """Return ``(N, m, n)``; one tensor alone is not copied, since no rule writes into what it is given."""
+    stack = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+    return stack.flatten(0, -3)
 
 
 def like(stack: Tensor, targets: list[Tensor]) -> list[Tensor]:
-    """Return the parts of a stack in the shapes of ``targets``."""
-    return [part.reshape(t.shape) for part, t in zip(stack.unbind(), targets, strict=True)]
+    """Return the parts of a stack ``(N, m, n)`` in the shapes of ``targets``."""
+    parts = stack.unflatten(0, (len(targets), -1)).unbind()
+    return [part.reshape(t.shape) for part, t in zip(parts, targets, strict=True)]
 
 
 def batches(

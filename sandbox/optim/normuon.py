@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .base import DionFamily, Orthogonalize
 from .muon import muon_update
+from .orthogonalize import wide
 
 GUARD = 1e-8  # added to the root of the second moment, as upstream has it
 
@@ -31,10 +32,10 @@ def normuon_update(
     both norms follow from the row means, and O is passed over twice only.
     """
     direction, momentum = muon_update(gradient, momentum, mu=mu, nesterov=nesterov, orthogonalize=orthogonalize)
-    rows = torch.linalg.vector_norm(direction, dim=-1, keepdim=True, dtype=torch.float32).square()
-    variance = torch.lerp(variance.float(), rows / direction.shape[-1], 1 - muon_beta2)
+    rows = torch.linalg.vector_norm(direction, dim=-1, keepdim=True, dtype=wide(direction.dtype)).square()
+    variance = torch.lerp(variance.to(rows.dtype), rows / direction.shape[-1], 1 - muon_beta2)
     factor = (variance.sqrt() + GUARD).reciprocal()
-    after = (rows * factor.square()).sum(-2, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    after = (rows * factor.square()).sum(-2, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     factor = factor * (rows.sum(-2, keepdim=True) / after).sqrt()
     return direction * factor.to(direction.dtype), momentum, variance
 

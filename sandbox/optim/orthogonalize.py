@@ -38,9 +38,16 @@ CONVERGENT = (15 / 8, -10 / 8, 3 / 8)  # the steps after the fifth: p(1) = 1, p'
 SAFETY = {"polar_express": 1.02, "newton_schulz": 1.0}  # the norm is divided out with this margin
 
 
-def default_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype to iterate in: bfloat16 where matrix units take it (CUDA), float32 elsewhere."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return float64 for float64, float32 for every other floating dtype: what norms and bases are computed in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def default_dtype(matrices: Tensor) -> torch.dtype:
+    """Return the dtype to iterate in: bfloat16 where matrix units take it (CUDA), else float32; float64 stays."""
+    return (
+        torch.bfloat16 if matrices.device.type == "cuda" and matrices.dtype != torch.float64 else wide(matrices.dtype)
+    )
 
 
 def orthogonalize(
@@ -58,8 +65,8 @@ def orthogonalize(
         method: ``"polar_express"`` and ``"newton_schulz"`` bring the singular values into about 0.7 to 1.2;
             ``"svd"`` is exact, slow, and for studies.
         steps: of the iteration. The sets are made for five; from the sixth on the convergent quintic is used.
-        dtype: to compute in; None takes float32 on CPU and bfloat16 on CUDA. SVD computes in float32 or float64.
-        epsilon: added to the Frobenius norm that divides the matrix, so that noise below it is not blown up.
+        dtype: to compute in; None takes float32 on CPU and bfloat16 on CUDA (float64 stays). SVD: float32 or float64.
+        epsilon: least divisor, so that a matrix of smaller Frobenius norm fades out instead of being blown up.
 
     Returns:
         ``(..., m, n)`` of the dtype of ``matrices``.
@@ -77,15 +84,21 @@ def orthogonalize(
         return torch.zeros_like(matrices)
     if method == "svd":
         return _exact(matrices)
-    stack = matrices.reshape(-1, *matrices.shape[-2:]).to(dtype or default_dtype(matrices.device))
+    stack = matrices.reshape(-1, *matrices.shape[-2:]).to(dtype or default_dtype(matrices))
     coefficients = COEFFICIENTS[method][:steps] + (CONVERGENT,) * (steps - 5)
     result = _iterate(stack, coefficients, safety=SAFETY[method], epsilon=epsilon)
     return result.reshape(matrices.shape).to(matrices.dtype)
 
 
+def largest_entry(x: Tensor) -> Tensor:
+    """Return the largest absolute entry of each matrix, ``(..., 1, 1)``, above 0."""
+    return torch.linalg.vector_norm(x, float("inf"), dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+
+
 def _exact(matrices: Tensor) -> Tensor:
     """Return U V^T of the singular value decomposition, over the singular values that are not round-off."""
-    exact = matrices if matrices.dtype == torch.float64 else matrices.float()
+    exact = matrices.to(wide(matrices.dtype))
+    exact = exact / largest_entry(exact)
     u, s, vh = torch.linalg.svd(exact, full_matrices=False)
     floor = s.amax(-1, keepdim=True) * max(matrices.shape[-2:]) * torch.finfo(exact.dtype).eps
     return ((u * (s > floor).unsqueeze(-2)) @ vh).to(matrices.dtype)
@@ -94,18 +107,17 @@ def _exact(matrices: Tensor) -> Tensor:
 def _iterate(
     x: Tensor, coefficients: tuple[tuple[float, float, float], ...], *, safety: float, epsilon: float
 ) -> Tensor:
-    """Return p_k(...p_1(x)) for a stack ``(N, m, n)``, with x first divided by ``safety * norm + epsilon``.
+    """Return p_k(...p_1(x)) for a stack ``(N, m, n)``, with x first divided by ``safety * norm``.
 
     The largest entry is divided out before anything is squared, so that no finite input overflows; the Frobenius norm
     is then the root of the trace of the first Gram matrix.
     """
     tall = x.shape[-2] > x.shape[-1]
-    largest = torch.linalg.vector_norm(x, float("inf"), dim=(-2, -1), keepdim=True)
-    largest = largest.clamp_min(torch.finfo(torch.float32).tiny)
+    largest = largest_entry(x)
     x = x / largest
     gram = x.mT @ x if tall else x @ x.mT
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float32)[:, None, None]
-    scale = (trace.sqrt() * safety + epsilon / largest).reciprocal().to(x.dtype)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=wide(x.dtype))[:, None, None]
+    scale = torch.maximum(trace.sqrt() * safety, epsilon / largest).reciprocal().to(x.dtype)
     gram = gram * (scale * scale)
     for step, (a, b, c) in enumerate(coefficients):
         if step:
