@@ -39,9 +39,9 @@ class ModelConfig(Config):
     tied: bool = False  # the head is the embedding table
     positions: Literal["rotary", "learned"] = "rotary"
     bias: bool = False  # biases in all linear layers but the head
-    embed_std: float = at_least(0, 0.02)  # initial standard deviation of both embedding tables
+    embed_std: float = at_least(0, 1.0)  # initial standard deviation of the tables of tokens and of learned positions
     matrix_std: float = at_least(0, 1.0)  # times 1/sqrt(fan_in), for matrices inside the blocks
-    head_std: float = at_least(0, 0.02)  # initial standard deviation of an untied head
+    head_std: float = at_least(0, 0.02)  # initial standard deviation of the head, also where it is the embedding
 
     def __post_init__(self) -> None:
         """Check also what concerns two fields at once."""
@@ -58,7 +58,7 @@ class DataConfig(Config):
 
     corpus: str = "kjv"  # "kjv", "stdlib", or the path of a text file, a folder of text, a folder of .bin shards
     tokenizer: Literal["bpe", "bytes"] = "bpe"  # .bin shards are tokens already and use neither
-    vocab_size: int = at_least(257, 1024)  # ids of the BPE tokenizer; bytes always has 256, .bin shards 50,257
+    vocab_size: int = at_least(257, 1024)  # ids of the BPE tokenizer; bytes always has 256, .bin shards what they hold
 
 
 @dataclass(frozen=True, kw_only=True)

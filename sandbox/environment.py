@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import data, upstream
+from . import data
 from .config import AdamWConfig, Factory, RunConfig
 
 NUMERICS_VERSION = 1  # raise it with every change that alters a curve: stored runs of another number run again
@@ -33,7 +33,11 @@ def backend_name(optimizer: Any) -> str:
         return optimizer.name
     if isinstance(optimizer, AdamWConfig):
         return "torch"
-    return f"dion@{upstream.commit()}" if optimizer.backend == "dion" else "native"
+    if optimizer.backend == "native":
+        return "native"
+    from . import upstream
+
+    return f"dion@{upstream.commit()}"
 
 
 def environment(run: RunConfig) -> dict[str, Any]:

@@ -95,10 +95,10 @@ class GPT(nn.Module):
         """Draw every weight anew: matrices at matrix_std/sqrt(fan_in), residual outputs also over sqrt(2 depth)."""
         generator = torch.Generator().manual_seed(seed)
         config = self.config
-        stds = {self.embed.weight: config.embed_std, self.lm_head.weight: config.head_std}
+        table_std = config.head_std if config.tied else config.embed_std  # a tied table of std 1 would shout as a head
+        stds = {self.embed.weight: table_std, self.lm_head.weight: config.head_std}
         if self.pos_embed is not None:
-            stds[self.pos_embed.weight] = config.embed_std
-        stds[self.embed.weight] = config.embed_std  # also where it is the head
+            stds[self.pos_embed.weight] = table_std
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)

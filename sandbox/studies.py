@@ -7,10 +7,18 @@ on tokenized shards under ``data/fineweb10B``).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import pandas as pd
+
+from .compare import best
 from .config import DataConfig, ModelConfig, MuonConfig, RunConfig, ScheduleConfig
 from .fields import near
+from .groups import group_table
+from .model import GPT
+from .record import RunRecord, table
+from .sweep import grid
 
 SCALAR_OPTS = ("adamw", "lion")
 
@@ -120,3 +128,35 @@ def base_run(scale: Preset) -> RunConfig:
         eval_every=max(1, scale.steps // 4),
         eval_tokens=scale.eval_tokens,
     )
+
+
+def rates(low: float, high: float, count: int) -> list[float]:
+    """Return ``count`` rates from ``low`` to ``high``, evenly spaced in the logarithm, rounded to two digits."""
+    return [float(f"{low * (high / low) ** (i / (count - 1)):.2g}") for i in range(count)]
+
+
+def embed_rate(scale: Preset | None = None) -> Study:
+    """Return the sweep of ``embed_lr`` for AdamW and Lion."""
+    scale = scale or preset()
+    return Study(
+        name="embed-rate",
+        question="Which rate does the embedding want, for AdamW and for Lion?",
+        x="optimizer.embed_lr",
+        runs=_sweep_of(scale, {"optimizer.embed_lr": rates(1e-3, 0.3, scale.rates)}),
+    )
+
+
+def head_rate(scale: Preset | None = None) -> Study:
+    """Return the sweep of ``lm_head_lr`` for AdamW and Lion."""
+    scale = scale or preset()
+    return Study(
+        name="head-rate",
+        question="Which rate does the head want, for AdamW and for Lion?",
+        x="optimizer.lm_head_lr",
+        runs=_sweep_of(scale, {"optimizer.lm_head_lr": rates(3e-4, 0.1, scale.rates)}),
+    )
+
+
+def _sweep_of(scale: Preset, axes: dict[str, list[float]], seeds: Sequence[int] | None = None) -> tuple[RunConfig, ...]:
+    seeds = range(scale.seeds) if seeds is None else seeds
+    return tuple(grid(base_run(scale), **{"optimizer.scalar_opt": SCALAR_OPTS, **axes, "seed": list(seeds)}))

@@ -113,9 +113,13 @@ def _stored(folder: Path, run: RunConfig) -> RunRecord | None:
         path.rename(aside)
         tqdm.write(f"{error}; it was put aside as {aside.name} and its run starts again", file=sys.stderr)
         return None
-    now = identity(run)
-    same = all(record.environment.get(key) == value for key, value in now.items())
-    return record if same and record.status in ("finished", "diverged") else None
+    if record.status not in ("finished", "diverged"):
+        return None
+    try:
+        now = identity(run)
+    except (OSError, ValueError):  # the corpus is gone: nothing speaks against the record, and no run could replace it
+        return record
+    return record if all(record.environment.get(key) == value for key, value in now.items()) else None
 
 
 def _train_all(runs: Sequence[RunConfig], workers: int | None) -> Iterator[RunRecord]:

@@ -223,8 +223,14 @@ def context_of(run: RunConfig) -> int:
     return context
 
 
-def _vocab_size(model: nn.Module) -> int | None:
-    """Return the rows of the input embedding, or None for a model that does not show it."""
-    if isinstance(model, GPT):
-        return model.config.vocab_size
-    return getattr(getattr(model, "config", None), "vocab_size", None)
+def _vocab_size(model: nn.Module) -> int:
+    """Return how many ids a model knows: the rows of its input embedding, else of its first embedding.
+
+    Raises:
+        ValueError: a model of one's own without an embedding.
+    """
+    find = getattr(model, "get_input_embeddings", None)
+    tables = [find()] if find is not None else [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    if not tables:
+        raise ValueError(f"{type(model).__name__} was given, which has no nn.Embedding; allowed is a model of ids")
+    return tables[0].num_embeddings
