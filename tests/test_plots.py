@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import FillBetweenPolyCollection
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -284,7 +284,7 @@ def two_seeds(**more):
 def test_the_curve_is_the_mean_and_the_band_goes_from_the_lowest_to_the_highest_seed():
     ax = plot_loss(two_seeds())
     assert list(ax.lines[0].get_ydata()) == [4.5, 3.5, 2.5]
-    (band,) = [c for c in ax.collections if isinstance(c, FillBetweenPolyCollection)]
+    (band,) = [c for c in ax.collections if isinstance(c, PolyCollection)]
     corners = {tuple(map(float, point)) for point in band.get_paths()[0].vertices}
     assert corners == {(1, 4), (2, 3), (3, 2), (1, 5), (2, 4), (3, 3)}
     assert legend(ax) == ["all runs", "band: lowest to highest of 2 seeds"]
@@ -514,6 +514,16 @@ def test_given_axes_are_drawn_on_and_returned(draw):
     assert figure.get_figwidth() == PAGE
     part = Figure(figsize=(7, 3), layout="constrained").subfigures(1, 2)[0].subplots()
     assert draw(part) is part
+
+
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+def test_axes_of_a_figure_that_makes_no_room_hold_their_legend_inside(draw):
+    ax = draw(Figure(figsize=(6, 4)).subplots())
+    ax.figure.draw_without_rendering()
+    inside, legend = ax.get_window_extent(), ax.get_legend().get_window_extent()
+    assert inside.contains(legend.x0, legend.y0)
+    assert inside.contains(legend.x1, legend.y1)
+    assert ax.xaxis.label.get_fontsize() == 7
 
 
 @pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)

@@ -101,6 +101,8 @@ def _notebook_pyplot() -> Any:
 def finish(ax: Axes, x: str, y: str, handles: list[Any], *, grow: bool) -> None:
     """Label the axes and put the legend below them, where it hides nothing, in as many columns as there is room for.
 
+    Where the figure has no layout engine (plain ``plt.subplots()``), nobody would make room below: it goes inside.
+
     Args:
         ax: where all has been drawn; its place in the figure is read, so that this comes last.
         x: label of the x axis.
@@ -108,11 +110,14 @@ def finish(ax: Axes, x: str, y: str, handles: list[Any], *, grow: bool) -> None:
         handles: the legend's entries.
         grow: whether the figure is ours alone and becomes taller by the legend.
     """
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
+    ax.set_xlabel(x, size=STYLE["axes.labelsize"])
+    ax.set_ylabel(y, size=STYLE["axes.labelsize"])
     ax.tick_params(which="both", labelsize=STYLE["xtick.labelsize"], width=0.6, length=2.5)  # also of ticks made later
     ax.tick_params(which="minor", length=1.5)
     figure = ax.figure.figure  # the whole, where the axes stand in a subfigure
+    if figure.get_layout_engine() is None:
+        ax.legend(handles=handles, loc="best", borderaxespad=0.5, frameon=True, framealpha=0.8)
+        return
     figure.draw_without_rendering()
     inner, outer, inch = ax.get_window_extent(), ax.get_tightbbox(), figure.dpi
     corner = ScaledTranslation(
