@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
-import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,18 +18,19 @@ import torch
 from torch import nn
 
 from .config import AdamWConfig, Dion2Config, DionConfig, Factory, GroupPolicy, MuonConfig, NorMuonConfig, RunConfig
-from .groups import Transposed, low_share, separate, separate_named, transposed_rule
+from .groups import Groups, low_share, orthogonal, policy_of, role_groups, stored_rule
 from .mesh import get_dion_mesh
-from .rates import Rates, config_rates, role_rates
-from .roles import DEFAULT, Decision, decide_roles
+from .rates import OPTIONAL, Rates, config_rates, role_rates
+from .roles import DEFAULT
 
 logger = logging.getLogger(__name__)
 
 _NATIVE = {MuonConfig: "Muon", NorMuonConfig: "NorMuon", Dion2Config: "Dion2", DionConfig: "Dion"}
-_MESH_KWARG = {DionConfig: "outer_shard_mesh"}  # the others: distributed_mesh
-# Fields of a config that are settled here and are no arguments of an optimizer class.
-_SETTLED = {"scalar_opt", "scalar_betas", "scalar_eps", "scalar_lr", "embed_lr", "lm_head_lr", "backend", "policy"}
-_UPSTREAM_ONLY = {"use_triton", "qr_method"}  # mean nothing to the native classes
+_DION_MESH = "outer_shard_mesh"  # where upstream's Dion takes its mesh; the others: distributed_mesh
+_SHOWN = ("param_names", "reason")  # keys for the reader, not in the reference's groups
+# Fields that are settled here, or mean nothing to the native classes.
+_NOT_NATIVE = {*OPTIONAL, "scalar_opt", "scalar_betas", "scalar_eps", "backend", "policy", "no_compile"}
+_NOT_NATIVE |= {"use_triton", "qr_method"}
 
 
 class _DionFamilyConfig(Protocol):
@@ -70,19 +71,14 @@ def separate_param_groups(
     lm_head_lr: float | None = None,
     *,
     policy: GroupPolicy = DEFAULT,
-    transposed: Transposed = "rate",
-) -> list[dict[str, Any]]:
+) -> Groups:
     """Return the groups of ``model``: matrix, vector, embed (even when empty), lm_head only where there is one.
 
-    ``transposed`` says how a matrix stored (in, out) gets its true rate scale, see ``groups.separate``.
-
     Raises:
-        ValueError: an unknown ``scalar_opt``; ``lm_head_lr`` without a head of its own; as ``decide_roles``.
+        ValueError: an unknown ``scalar_opt``; ``lm_head_lr`` without a head of its own; as ``roles.decide_roles``.
     """
     rates = role_rates(base_lr, scalar_opt, weight_decay, scalar_betas, scalar_eps, scalar_lr, embed_lr, lm_head_lr)
-    trainable, frozen = decide_roles(model, policy)
-    _refuse_lost_head_rate(rates, trainable, frozen)
-    return separate(trainable, rates, policy, transposed=transposed)
+    return _contract(role_groups(model, rates, policy, stored="rate"))
 
 
 def build_dion_optimizer(
@@ -90,129 +86,132 @@ def build_dion_optimizer(
     model: nn.Module,
     device_mesh: Any = None,
     mesh_kwarg: str | None = "distributed_mesh",
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[Groups, dict[str, Any]]:
     """Return ``(param_groups, mesh_kwargs)`` for the constructor of a Dion-family optimizer; builds none itself.
 
     ``mesh_kwargs`` maps ``mesh_kwarg`` to the one-dimensional mesh, or is empty without one.
 
     Raises:
-        ValueError: as ``separate_param_groups``; a required attribute is missing; as ``get_dion_mesh``.
+        ValueError: a required attribute of ``config`` is missing; as ``separate_param_groups`` and ``get_dion_mesh``.
     """
-    policy = getattr(config, "policy", DEFAULT)
     rates = config_rates(config)
-    trainable, frozen = decide_roles(model, policy)
-    _refuse_lost_head_rate(rates, trainable, frozen)
-    groups = separate(trainable, rates, policy, transposed=transposed_rule(config))
+    groups = role_groups(model, rates, policy_of(config), stored=stored_rule(config, native=False))
     for group in groups:
         _log(group, rates)
-    return groups, _mesh_kwargs(device_mesh, model, mesh_kwarg)
+    return _contract(groups), _mesh_kwargs(device_mesh, model, mesh_kwarg)
+
+
+def _contract(groups: Groups) -> Groups:
+    """Return the groups with the reference's keys and ``role`` alone."""
+    return [{key: value for key, value in group.items() if key not in _SHOWN} for group in groups]
 
 
 def _mesh_kwargs(device_mesh: Any, model: nn.Module, mesh_kwarg: str | None) -> dict[str, Any]:
-    mesh = None if mesh_kwarg is None else get_dion_mesh(device_mesh, model)
+    if mesh_kwarg is None:
+        return {}
+    mesh = get_dion_mesh(device_mesh, model, tensor_parallel=mesh_kwarg == _DION_MESH)
     return {} if mesh is None else {mesh_kwarg: mesh}
 
 
 def _log(group: dict[str, Any], rates: Rates) -> None:
-    elements = sum(p.numel() for p in group["params"])
-    algorithm, rate = group.get("algorithm", "the optimizer's own"), group.get("lr", rates.base)
-    logger.info(
-        "%s: algorithm %s, %d tensors, %d elements, lr %g",
-        group["role"],
-        algorithm,
-        len(group["params"]),
-        elements,
-        rate,
-    )
-
-
-def _refuse_lost_head_rate(rates: Rates, trainable: list[Decision], frozen: list[Decision]) -> None:
-    """Refuse a head's rate that would change nothing: the head is tied to the embedding, frozen, or not there."""
-    if rates.lm_head is None or any(d.role == "lm_head" for d in trainable):
-        return
-    why = (
-        "its head is frozen" if any(d.role == "lm_head" for d in frozen) else "it has no head apart from its embedding"
-    )
-    raise ValueError(f"lm_head_lr={rates.lm_head} was given for a model where {why}; allowed is None")
+    algorithm, elements = group.get("algorithm", "the optimizer's own"), sum(p.numel() for p in group["params"])
+    line = "%s: algorithm %s, %d tensors, %d elements, lr %g"
+    logger.info(line, group["role"], algorithm, len(group["params"]), elements, group.get("lr", rates.base))
 
 
 def is_dion_optimizer(optimizer_factory: Any) -> bool:
-    """Return whether a class, an instance or a ``functools.partial`` of them is a Dion-family optimizer.
+    """Return whether a class, an instance, a config or a ``functools.partial`` of one is of the Dion family.
 
-    Native (``sandbox.optim``) and upstream (``dion``) classes and their subclasses are; ``torch.optim.Muon`` is not.
+    Native (``sandbox.optim``) and upstream (``dion``) optimizers and their subclasses are; ``torch.optim.Muon`` is not.
     """
     while isinstance(optimizer_factory, functools.partial):
         optimizer_factory = optimizer_factory.func
     cls = optimizer_factory if isinstance(optimizer_factory, type) else type(optimizer_factory)
-    homes = [base.__module__.split(".") for base in cls.__mro__ if issubclass(base, torch.optim.Optimizer)]
-    return any(home[:1] == ["dion"] or home[:2] == ["sandbox", "optim"] for home in homes)
+    if cls in _NATIVE:
+        return True
+    homes = [base.__module__.split(".") for base in cls.__mro__]
+    native = issubclass(cls, torch.optim.Optimizer) and any(home[:2] == ["sandbox", "optim"] for home in homes)
+    return native or any(home[0] == "dion" for home in homes)
 
 
 def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> torch.optim.Optimizer:
-    """Return the optimizer that ``config`` describes over ``model``; every group has role, param_names and initial_lr.
+    """Return the optimizer that ``config`` describes over ``model``.
+
+    Every group is non-empty and has ``role``, ``param_names``, ``initial_lr`` and ``reason``.
 
     Raises:
-        ValueError: no trainable parameter, a rate that reaches none, no matrix at all under a Dion-family config.
+        ValueError: nothing to train; no matrix at all under a Dion-family config; as ``build_dion_optimizer``.
     """
     if isinstance(config, Factory):
         return config.load()(model, **config.kwargs)
-    rates, policy = config_rates(config), config.policy
-    trainable, frozen = decide_roles(model, policy)
-    _refuse_lost_head_rate(rates, trainable, frozen)
-    if not trainable:
-        raise ValueError("the model has no trainable parameter")
-    backend = _resolve_backend(getattr(config, "backend", "native"), trainable[0].parameter.device.type)
-    rule = transposed_rule(config, backend)
-    groups = [g for g in separate_named(trainable, rates, policy, transposed=rule) if g["params"]]
-    extra = [{"param_names": g.pop("param_names"), "reason": g.pop("reason"), "role": g["role"]} for g in groups]
-    if isinstance(config, AdamWConfig):
-        optimizer = _adamw(config, groups)
-    else:
-        mesh_kwarg = _MESH_KWARG.get(type(config), "distributed_mesh")
-        optimizer = _dion_family(config, backend, groups, _mesh_kwargs(device_mesh, model, mesh_kwarg))
-    for group, more in zip(optimizer.param_groups, extra, strict=True):
+    if type(config) not in (*_NATIVE, AdamWConfig):
+        kinds = ", ".join(kind.__name__ for kind in (*_NATIVE, AdamWConfig, Factory))
+        raise ValueError(f"a {type(config).__name__} was given as an optimizer's config; allowed are {kinds}")
+    backend = _backend(config, model)
+    rates, rule = config_rates(config), stored_rule(config, native=backend == "native")
+    groups = role_groups(model, rates, policy_of(config), stored=rule)
+    shown = [{key: group[key] for key in _SHOWN} for group in groups if group["params"]]
+    used = [group for group in _contract(groups) if group["params"]]
+    _audit(config, model, used, rates)
+    optimizer = _construct(config, backend, used, model, device_mesh)
+    for group, more in zip(optimizer.param_groups, shown, strict=True):
         group.update(more)
-        group.setdefault("initial_lr", float(group["lr"]))
+        group["initial_lr"] = float(group["lr"])
         _log(group, rates)
-    sentence = None if isinstance(config, AdamWConfig) else low_share(groups)
-    if sentence:
-        _say_once(sentence)
     return optimizer
 
 
-_say_once = functools.lru_cache(maxsize=256)(logger.warning)  # a sweep builds the same model many times
+def _audit(config: Any, model: nn.Module, groups: Groups, rates: Rates) -> None:
+    """Refuse an optimizer that would do nothing, and say what looks like a mistake."""
+    if not groups:
+        raise ValueError("the model has no trainable parameter; unfreeze some")
+    roles = {group["role"] for group in groups}
+    reach = {"embed_lr": {"embed"}, "scalar_lr": {"vector"} if "embed_lr" in rates.declared else {"vector", "embed"}}
+    for name, reached in reach.items():
+        if name in rates.declared and not roles & reached:
+            _say_once(f"{name}={rates.declared[name]} reaches no parameter, none is {' or '.join(sorted(reached))}")
+    if isinstance(config, AdamWConfig):
+        return
+    if not any(map(orthogonal, groups)) and all(p.requires_grad or p.ndim < 2 for p in model.parameters()):
+        raise ValueError(f"the model has no matrix, {type(config).__name__} would do nothing to it; use AdamWConfig")
+    sentence = low_share(groups)
+    if sentence:
+        _say_once(sentence)
 
 
-def _adamw(config: AdamWConfig, groups: list[dict[str, Any]]) -> torch.optim.AdamW:
-    for group in groups:
-        group.setdefault("algorithm", "adamw")
-        if group["algorithm"] != "adamw":
-            raise ValueError(
-                f"an override with algorithm={group['algorithm']!r} was given under AdamWConfig; allowed is 'adamw'"
-            )
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+_say_once = functools.lru_cache(maxsize=256)(logger.warning)  # a sweep builds one model many times
 
 
-def _dion_family(
-    config: Any, backend: str, groups: list[dict[str, Any]], mesh_kwargs: dict[str, Any]
-) -> torch.optim.Optimizer:
+def _backend(config: Any, model: nn.Module) -> str:
+    """Return "torch", "native" or "dion"."""
+    if isinstance(config, AdamWConfig):
+        return "torch"
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    return resolve_backend(config.backend, device)
+
+
+def _construct(config: Any, backend: str, groups: Groups, model: nn.Module, device_mesh: Any) -> torch.optim.Optimizer:
+    if backend == "torch":
+        for group in groups:
+            if group.setdefault("algorithm", "adamw") != "adamw":
+                raise ValueError(
+                    f"an override with algorithm={group['algorithm']!r} was given; AdamWConfig has 'adamw'"
+                )
+        options = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+        return torch.optim.AdamW(groups, **options)
+    mesh_kwargs = _mesh_kwargs(device_mesh, model, _DION_MESH if type(config) is DionConfig else "distributed_mesh")
     if backend == "dion":
         from . import upstream
 
         return upstream.build(config, groups, mesh_kwargs)
     from . import optim
 
-    factory = getattr(optim, _NATIVE[type(config)])
-    values = {
-        f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in _SETTLED | _UPSTREAM_ONLY
-    }
-    accepted = inspect.signature(factory).parameters
-    if "no_compile" not in accepted:
-        values.pop("no_compile")  # the native step is eager
-    return factory(groups, **values, **mesh_kwargs)
+    names = {field.name for field in dataclasses.fields(config)} - _NOT_NATIVE
+    return getattr(optim, _NATIVE[type(config)])(groups, **{n: getattr(config, n) for n in names}, **mesh_kwargs)
 
 
-def _resolve_backend(backend: str, device: str) -> str:
+def resolve_backend(backend: str, device: str) -> str:
+    """Return "native" or "dion"; "auto" is upstream on CUDA where its package is installed."""
     if backend != "auto":
         return backend
     return "dion" if device == "cuda" and importlib.util.find_spec("dion") is not None else "native"
@@ -231,7 +230,7 @@ def resolve_auto(run: RunConfig) -> RunConfig:
     fast = "bfloat16" if device == "cuda" else "float32"
     optimizer = run.optimizer
     if getattr(optimizer, "backend", None) == "auto":
-        optimizer = replace(optimizer, backend=_resolve_backend("auto", device))
+        optimizer = replace(optimizer, backend=resolve_backend("auto", device))
     if getattr(optimizer, "orthogonalize_dtype", None) == "auto":
         optimizer = replace(optimizer, orthogonalize_dtype=fast)
     context = getattr(run.model, "context", None) if run.context is None else run.context

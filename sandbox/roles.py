@@ -11,31 +11,33 @@ import warnings
 from typing import Literal, NamedTuple
 
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from .config import GroupPolicy, Override
 from .overrides import claims
 from .sites import Owner, Site, kind, sites, words
+from .tables import Tables, fan, find_tables, label
 
 Role = Literal["matrix", "vector", "embed", "lm_head"]
+DEFAULT = GroupPolicy()
 
-_FLAT_PARTS = {"_flat_param", "flat_param"}  # FSDP1's one-dimensional storage
-_HEADS = {"lm_head", "lm_heads", "embed_out", "unembed", "unembedding", "output_embeddings", "head", "output"}
-_ADAPTERS = {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_a", "lora_b", "lora_down", "lora_up"}
+_FLAT_PARTS = frozenset({"_flat_param", "flat_param"})  # FSDP1's one-dimensional storage
 # fmt: off
+_ADAPTERS = frozenset({
+    "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_a", "lora_b", "lora_down", "lora_up",
+})
 _TABLE_WORDS = frozenset({
     "embed", "embeds", "embedding", "embeddings", "emb", "embs", "wte", "wpe", "pos", "position", "positions",
-    "positional", "table", "token", "tokens", "cls", "codebook", "codebooks", "prompt", "vocab", "lut",
+    "positional", "table", "token", "tokens", "cls", "codebook", "codebooks", "prompt", "vocab", "lut", "latent",
+    "latents", "queries", "registers",
 })
 _VECTOR_WORDS = frozenset({
     "bias", "biases", "gain", "gains", "gamma", "beta", "scale", "scales", "norm", "ln", "log", "decay", "mix", "shift",
     "temperature",
 })
-_MAP_WORDS = frozenset({"weight", "weights", "proj", "projection", "projections", "kernel", "matrix", "w", "mixing"})
-_POSITION_WORDS = frozenset({
-    "pos", "position", "positions", "positional", "wpe", "type", "types", "segment", "relative", "rel",
-})
+_MAP_WORDS = frozenset({"proj", "projection", "projections", "kernel", "matrix", "fc", "dense", "linear", "mixing"})
 # fmt: on
-DEFAULT = GroupPolicy()
+_WEIGHT_WORDS = frozenset({"weight", "weights"})
 
 
 class Decision(NamedTuple):
@@ -49,14 +51,6 @@ class Decision(NamedTuple):
     fan: tuple[int, int] | None = None  # true (fan_out, fan_in) of a head, or of a matrix stored (in, out)
     flatten: bool = False  # a matrix fan_out x (all the rest)
     override: Override | None = None
-
-
-class _Facts(NamedTuple):
-    """What has to be known of the whole model before one parameter can be judged; parameters by ``id``."""
-
-    tables: dict[int, str]  # id -> reason
-    heads: dict[int, str]  # id -> reason
-    rows: frozenset[int]  # of the token tables: the sizes of the vocabularies
 
 
 def param_roles(model: nn.Module, policy: GroupPolicy = DEFAULT) -> dict[str, Role]:
@@ -81,22 +75,21 @@ def decide_roles(model: nn.Module, policy: GroupPolicy = DEFAULT) -> tuple[list[
     What stays ambiguous is taken as a matrix, marked ``unsure``, and named in one warning.
 
     Raises:
-        ValueError: a wrapper flattened the matrices away; an override matches nothing, or two match one parameter, or
-            one makes a matrix of what has fewer than two dimensions.
+        ValueError: a wrapper flattened the matrices away; a parameter has no shape yet; an override matches nothing,
+            or two match one parameter, or one makes a matrix of what has fewer than two dimensions.
     """
     found, modules = sites(model)
-    _refuse_flattened(found)
-    facts = _facts(found, modules)
+    _refuse_shapeless(found)
+    tables = find_tables(found, modules)
     claimed = claims(policy.overrides, found)
     trainable, frozen = [], []
     for site in found:
-        decided = _decide(site, facts, policy)
-        if site.parameter.requires_grad:
-            trainable.append(
-                _overridden(decided, claimed[id(site.parameter)]) if id(site.parameter) in claimed else decided
-            )
-        else:
+        decided = _decide(site, tables, policy)
+        if not site.parameter.requires_grad:
             frozen.append(decided)
+            continue
+        override = claimed.get(id(site.parameter))
+        trainable.append(decided if override is None else _overridden(decided, override))
     unsure = [d.name for d in trainable if d.unsure]
     if unsure:
         more = f" and {len(unsure) - 8} more" if len(unsure) > 8 else ""
@@ -117,140 +110,86 @@ def _overridden(decided: Decision, override: Override) -> Decision:
     return decided._replace(role=override.role, reason=reason, unsure=False, override=override)
 
 
-def _refuse_flattened(found: list[Site]) -> None:
-    """Refuse what FSDP1 and ZeRO leave of matrices: one-dimensional storage."""
-    flat = [
-        owner.name
-        for site in found
-        if site.parameter.ndim < 2
-        for owner in site.owners
-        if owner.local in _FLAT_PARTS
-        or (owner.local == "weight" and kind(type(owner.module)) in ("linear", "embedding", "conv1d"))
-    ]
+def _refuse_shapeless(found: list[Site]) -> None:
+    """Refuse parameters without a shape (lazy modules), and what FSDP1 and ZeRO leave of matrices: flat storage."""
+    lazy = [site.owners[0].name for site in found if isinstance(site.parameter, UninitializedTensorMixin)]
+    if lazy:
+        raise ValueError(f"these parameters have no shape before the first forward pass: {', '.join(lazy[:8])}")
+    flat = [site.owners[0].name for site in found if site.parameter.ndim < 2 and any(map(_flat, site.owners))]
+    plain = [site.owners[0] for site in found if site.parameter.ndim < 2]
+    if not flat and len(plain) == len(found):  # no matrix anywhere: is it a norm, or all that is left of a model?
+        flat = [
+            owner.name for owner in plain if kind(type(owner.module)) == "custom" and words(owner.local) == ("flat",)
+        ]
     if flat:
         raise ValueError(
-            f"a wrapper (FSDP1, ZeRO) flattened the matrices to one dimension, none is left to orthogonalize: "
-            f"{', '.join(flat[:4])}; shard with torch.distributed.fsdp.fully_shard instead"
+            "a wrapper (FSDP1, ZeRO) has flattened matrices to one dimension, so that none is left to orthogonalize: "
+            f"{', '.join(flat[:8])}; shard with torch.distributed.fsdp.fully_shard instead"
         )
 
 
-def _facts(found: list[Site], modules: list[nn.Module]) -> _Facts:
-    """Return the model's tables and heads: Hugging Face's word, then module kinds and names, then shapes."""
-    tables, heads = _accessors(modules, "get_input_embeddings"), _accessors(modules, "get_output_embeddings")
-    rows = {p.shape[0] for p in tables.values()}
-    reasons = dict.fromkeys(tables, "input embedding by get_input_embeddings")
-    for site in found:
-        for owner in site.owners:
-            if (
-                owner.local == "weight"
-                and kind(type(owner.module)) == "embedding"
-                and id(site.parameter) not in reasons
-            ):
-                reasons[id(site.parameter)] = f"table of {type(owner.module).__name__}"
-                if not tables and _POSITION_WORDS.isdisjoint(words(" ".join(owner.path[-1:]))):
-                    rows.add(site.parameter.shape[0])
-    head_reasons = dict.fromkeys(heads, "output embedding by get_output_embeddings")
-    return _Facts(reasons, head_reasons | _heads(found, reasons, frozenset(rows), bool(heads)), frozenset(rows))
+def _flat(owner: Owner) -> bool:
+    matrix = owner.local == "weight" and kind(type(owner.module)) in ("linear", "embedding", "conv1d")
+    return matrix or owner.local in _FLAT_PARTS
 
 
-def _accessors(modules: list[nn.Module], accessor: str) -> dict[int, nn.Parameter]:
-    """Return, by ``id``, the two-dimensional tables that the modules' own ``accessor`` methods lead to."""
-    tables = {}
-    for module in modules:
-        if hasattr(type(module), accessor):
-            try:
-                weight = getattr(getattr(module, accessor)(), "weight", None)
-            except (NotImplementedError, AttributeError, TypeError):
-                continue  # Hugging Face raises for models without text
-            if isinstance(weight, nn.Parameter) and weight.ndim == 2:
-                tables[id(weight)] = weight
-    return tables
-
-
-def _heads(found: list[Site], tables: dict[int, str], rows: frozenset[int], known: bool) -> dict[int, str]:
-    """Return the heads that names tell, outside the repeated blocks, or else the one that its shape tells."""
-    named: dict[int, str] = {}
-    shaped: dict[int, str] = {}
-    for site in found:
-        if site.parameter.ndim != 2 or id(site.parameter) in tables:
-            continue
-        for owner in site.owners:
-            if owner.inside or kind(type(owner.module)) not in ("linear", "conv1d", "custom"):
-                continue
-            part = _head_part(owner)
-            if part in _HEADS:
-                named[id(site.parameter)] = f"named {part!r}, outside the repeated blocks"
-            elif _fan(owner, site.parameter, rows)[0] in rows and owner.local == "weight":
-                shaped[id(site.parameter)] = "as many outputs as the embedding has rows, outside the repeated blocks"
-    return named or ({} if known or len(shaped) > 1 else shaped)
-
-
-def _head_part(owner: Owner) -> str:
-    """Return the component that names a possible head: the module's own, or its list's (``lm_heads.0``)."""
-    path = [part for part in (*owner.path, *(() if owner.local == "weight" else (owner.local,))) if not part.isdigit()]
-    return path[-1] if path else ""
-
-
-def _fan(owner: Owner, parameter: nn.Parameter, rows: frozenset[int]) -> tuple[int, int]:
-    """Return the true (fan_out, fan_in) of a two-dimensional parameter."""
-    fan_out, fan_in = parameter.shape
-    stored = kind(type(owner.module))
-    transposed = stored == "conv1d" or (stored == "custom" and fan_out not in rows and fan_in in rows)
-    return (fan_in, fan_out) if transposed else (fan_out, fan_in)
-
-
-def _decide(site: Site, facts: _Facts, policy: GroupPolicy) -> Decision:
+def _decide(site: Site, tables: Tables, policy: GroupPolicy) -> Decision:
     """Return the decision for one parameter, before overrides."""
     parameter, owners = site
-    owner = owners[0]
-    name, key = owner.name, id(parameter)
+    owner, key = owners[0], id(parameter)
+    name = owner.name
     if parameter.ndim < 2:
         return Decision(name, parameter, "vector", "fewer than two dimensions")
-    if not _ADAPTERS.isdisjoint(owner.path) or owner.local in _ADAPTERS:
+    if owner.local in _ADAPTERS or not _ADAPTERS.isdisjoint(owner.path):
         role: Role = "matrix" if policy.adapters == "matrix" else "vector"
         return Decision(name, parameter, role, f"low-rank adapter, by policy adapters={policy.adapters!r}")
-    if key in facts.tables:
+    if key in tables.inputs:
         also = ", ".join(o.name for o in owners[1:])
-        return Decision(name, parameter, "embed", facts.tables[key] + (f", tied to {also}" if also else ""))
-    if key in facts.heads:
-        return Decision(name, parameter, "lm_head", facts.heads[key], fan=_fan(owner, parameter, facts.rows))
+        return Decision(name, parameter, "embed", tables.inputs[key] + (f", also {also}" if also else ""))
+    if key in tables.heads:
+        return Decision(name, parameter, "lm_head", tables.heads[key], fan=fan(owner, parameter, tables.rows))
     stored = kind(type(owner.module))
     if stored == "norm":
         return Decision(name, parameter, "vector", f"gain of {type(owner.module).__name__}")
     if stored == "convolution":
         return _convolution(owner, parameter, policy)
-    if parameter.ndim == 2 and stored == "linear" and words(owner.local)[-1:] != ("bias",):
-        return Decision(name, parameter, "matrix", f"{owner.local} of {type(owner.module).__name__}")
-    if parameter.ndim == 2 and stored == "conv1d":
-        return Decision(
-            name, parameter, "matrix", "weight of Conv1D, stored (in, out)", fan=tuple(reversed(parameter.shape))
-        )
-    return _bare(owner, parameter, facts, policy)
+    linear = stored in ("linear", "conv1d") or hasattr(owner.module, "in_features")
+    if parameter.ndim == 2 and linear and "bias" not in words(owner.local):
+        turned = fan(owner, parameter) if stored == "conv1d" else None
+        reason = f"{owner.local} of {type(owner.module).__name__}" + (", stored (in, out)" if turned else "")
+        return Decision(name, parameter, "matrix", reason, fan=turned)
+    return _bare(owner, parameter, tables, policy)
 
 
 def _convolution(owner: Owner, parameter: nn.Parameter, policy: GroupPolicy) -> Decision:
     plain = getattr(owner.module, "groups", 1) == 1 and not getattr(owner.module, "transposed", False)
     if policy.convolutions == "flatten" and plain and owner.local == "weight":
-        reason = "convolution as a matrix, by policy convolutions='flatten'"
+        reason = "convolution as one matrix, by policy convolutions='flatten'"
         return Decision(owner.name, parameter, "matrix", reason, flatten=True)
     return Decision(owner.name, parameter, "vector", "convolution" if plain else "grouped or transposed convolution")
 
 
-def _bare(owner: Owner, parameter: nn.Parameter, facts: _Facts, policy: GroupPolicy) -> Decision:
-    """Return the decision for a parameter of a custom module: its name's words, then its shape."""
-    name, found = owner.name, words(owner.local)
-    last = found[-1] if found else ""
-    if last in _VECTOR_WORDS:
-        return Decision(name, parameter, "vector", f"named a {last}")
-    table = {*found, *(words(owner.path[-1]) if owner.path and last in _MAP_WORDS else ())} & _TABLE_WORDS
-    if last in _TABLE_WORDS or (table and last not in _MAP_WORDS) or kind(type(owner.module)) == "embedding":
-        return Decision(name, parameter, "embed", "named like a table")
+def _bare(owner: Owner, parameter: nn.Parameter, tables: Tables, policy: GroupPolicy) -> Decision:
+    """Return the decision for a parameter of a custom module: the words of its name first, then its shape."""
+    name, found = owner.name, words(label(owner))
+    purpose = found[:-1] if found[-1:] and found[-1] in _WEIGHT_WORDS else found
+    last = purpose[-1] if purpose else ""
+    if "bias" in found or last in _VECTOR_WORDS or (owner.local == "D" and hasattr(owner.module, "A_log")):
+        return Decision(name, parameter, "vector", f"named {label(owner)!r}: a bias, gain or state-space coefficient")
+    if last not in _MAP_WORDS:
+        if kind(type(owner.module)) == "embedding":
+            return Decision(name, parameter, "embed", f"table of {type(owner.module).__name__}")
+        if not _TABLE_WORDS.isdisjoint(purpose):
+            return Decision(name, parameter, "embed", f"named {label(owner)!r}: a table")
     if sum(size > 1 for size in parameter.shape) < 2:
         return Decision(name, parameter, "vector", "one row or one column")
     if parameter.ndim == 2:
-        if parameter.shape[0] in facts.rows:
+        if parameter.shape[0] in tables.rows and last not in _MAP_WORDS:
             return Decision(name, parameter, "embed", "as many rows as the embedding")
+        if last in _MAP_WORDS:
+            return Decision(name, parameter, "matrix", f"named {label(owner)!r}: a linear map")
         return Decision(name, parameter, "matrix", "two dimensions and no better sign", unsure=True)
-    if policy.experts == "batched" and min(parameter.shape[-2:]) > 1:
-        return Decision(name, parameter, "matrix", "batch of matrices, by policy experts='batched'")
+    if policy.experts == "batched" and parameter.ndim == 3 and min(parameter.shape[-2:]) > 1:
+        turned = fan(owner, parameter) if getattr(owner.module, "is_transposed", None) is True else None
+        return Decision(name, parameter, "matrix", "batch of matrices, by policy experts='batched'", fan=turned)
     return Decision(name, parameter, "vector", "three or more dimensions")

@@ -82,7 +82,7 @@ def words(name: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def kind(cls: type[nn.Module]) -> str:
-    """Return what a module is, by its class first and by the words of the class's name second.
+    """Return what a module is, by its class first and by the last word of the class's name second.
 
     One of embedding, linear, conv1d (stores (in, out)), convolution, norm, custom.
     """
@@ -91,14 +91,18 @@ def kind(cls: type[nn.Module]) -> str:
             return name
     if cls.__name__ == "Conv1D":  # transformers.pytorch_utils.Conv1D
         return "conv1d"
-    found = words(cls.__name__)
-    if "norm" in found:
-        return "norm"
-    if found[-1:] and found[-1] in ("embedding", "embeddings", "embed"):
-        return "embedding"
-    return "linear" if not {"linear", "router", "gate"}.isdisjoint(found) else "custom"
+    return _LAST_WORDS.get((words(cls.__name__) or ("",))[-1], "custom")
 
 
+_LAST_WORDS = {
+    "norm": "norm",
+    "embedding": "embedding",
+    "embeddings": "embedding",
+    "embed": "embedding",
+    "linear": "linear",
+    "router": "linear",
+    "gate": "linear",
+}
 _KINDS: dict[type[nn.Module], str] = {
     nn.Embedding: "embedding",
     nn.EmbeddingBag: "embedding",
