@@ -17,14 +17,15 @@ _ROOMS = {
     "groups": ("param_roles", "group_table"),
     "builder": ("build_dion_optimizer", "is_dion_optimizer"),
     "record": ("RunRecord", "table", "curves", "arms", "load_records"),
+    "environment": ("stamp",),
     "train": ("train",),
     "sweep": ("grid", "sweep"),
-    "compare": ("compare", "best"),
-    "plots": ("plot_loss", "plot_lr_sweep", "plot_groups", "plot_shares"),
+    "compare": ("compare", "best", "summarize"),
+    "plots": ("plot_loss", "plot_lr_sweep", "plot_groups", "plot_shares", "panels", "style"),
     "report": ("save_figure",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_SUBMODULES = ("config", "data", "groups", "builder", "mesh", "optim", "studies")
+_SUBMODULES = ("config", "data", "groups", "builder", "mesh", "optim", "studies", "figures")
 
 __all__ = sorted(_HOME)
 

@@ -58,6 +58,13 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__} | packages
 
 
+def stamp() -> str:
+    """Return one line that says what made a notebook's numbers: versions, device, git commit."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    versions = ", ".join(f"{name} {number}" for name, number in _versions().items())
+    return f"{versions}; {device}; commit {git_commit()}"
+
+
 @functools.cache
 def git_commit() -> str | None:
     """Return the checkout's commit, with ``+`` where files were changed since; None outside a git checkout."""

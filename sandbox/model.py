@@ -147,6 +147,16 @@ def next_token_loss(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
 
 
+def transformers_model(model_type: str, **config: Any) -> nn.Module:
+    """Return a Hugging Face causal LM with fresh weights, built from its configuration (nothing is downloaded).
+
+    For ``Factory(name="sandbox.model:transformers_model", kwargs={"model_type": "gpt2", "n_layer": 2, ...})``.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
+
+
 def parameter_count(config: ModelConfig) -> int:
     """Return the number of distinct parameters of ``GPT(config)``, by formula."""
     d, hidden = config.width, config.mlp_ratio * config.width

@@ -81,8 +81,11 @@ class RunRecord:
     def save(self, folder: Path) -> Path:
         """Write ``folder/<hash>.json``, whole or not at all, and return its path."""
         path = folder / f"{self.hash}.json"
-        write_atomic(path, json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":")) + "\n")
+        write_atomic(path, self._line())
         return path
+
+    def _line(self) -> str:
+        return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":")) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> RunRecord:
@@ -148,15 +151,26 @@ def reports_home() -> Path:
 
 
 def load_records(store: str | Path) -> list[RunRecord]:
-    """Return all records of a folder, by file name; a relative folder is looked up under ``home()``.
+    """Return all records of a folder, by file name, or of a ``.jsonl`` file; a relative path lies under ``home()``.
 
     Raises:
-        ValueError: there is no record in it.
+        ValueError: there is no record, or a file that holds none.
     """
-    records = [RunRecord.load(path) for path in sorted((home() / store).glob("*.json"))]
+    path = home() / store
+    if path.is_file():
+        records = [RunRecord.from_dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    else:
+        records = [RunRecord.load(file) for file in sorted(path.glob("*.json"))]
     if not records:
-        raise ValueError(f"no record was found in {home() / store}")
+        raise ValueError(f"no record was found in {path}")
     return records
+
+
+def save_records(records: Iterable[RunRecord], path: str | Path) -> Path:
+    """Write records to one ``.jsonl`` file, a line each: what a repository or a mail can carry. Return its path."""
+    path = home() / path
+    write_atomic(path, "".join(record._line() for record in records))
+    return path
 
 
 def varying(records: Sequence[RunRecord]) -> pd.DataFrame:

@@ -7,16 +7,21 @@ on tokenized shards under ``data/fineweb10B``).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
 
 import pandas as pd
+import torch
+from torch import nn
 
 from .compare import best
-from .config import DataConfig, ModelConfig, MuonConfig, RunConfig, ScheduleConfig
+from .config import DataConfig, GroupPolicy, ModelConfig, MuonConfig, Override, RunConfig, ScheduleConfig
 from .fields import near
 from .groups import group_table
-from .model import GPT
+from .model import GPT, transformers_model
 from .record import RunRecord, table
 from .sweep import grid
 
@@ -59,11 +64,11 @@ PRESETS = {
             model=ModelConfig(),
             data=DataConfig(),
             steps=100,
-            batch_size=16,
-            seeds=2,
-            final_seeds=4,
+            batch_size=8,
+            seeds=3,
+            final_seeds=6,
             rates=6,
-            eval_tokens=40_960,
+            eval_tokens=20_480,
             widths=(64,),
         ),
         Preset(
@@ -121,16 +126,16 @@ def base_run(scale: Preset) -> RunConfig:
     return RunConfig(
         model=scale.model,
         data=scale.data,
-        optimizer=MuonConfig(lr=0.02, embed_lr=0.01, lm_head_lr=0.003, scalar_lr=0.003),
+        optimizer=MuonConfig(lr=0.02, embed_lr=0.3, lm_head_lr=0.02, scalar_lr=0.003),
         schedule=ScheduleConfig(warmup=0.05, decay=0.3),
         steps=scale.steps,
         batch_size=scale.batch_size,
-        eval_every=max(1, scale.steps // 4),
+        eval_every=max(1, scale.steps // 2),
         eval_tokens=scale.eval_tokens,
     )
 
 
-def rates(low: float, high: float, count: int) -> list[float]:
+def log_spaced(low: float, high: float, count: int) -> list[float]:
     """Return ``count`` rates from ``low`` to ``high``, evenly spaced in the logarithm, rounded to two digits."""
     return [float(f"{low * (high / low) ** (i / (count - 1)):.2g}") for i in range(count)]
 
@@ -142,7 +147,7 @@ def embed_rate(scale: Preset | None = None) -> Study:
         name="embed-rate",
         question="Which rate does the embedding want, for AdamW and for Lion?",
         x="optimizer.embed_lr",
-        runs=_sweep_of(scale, {"optimizer.embed_lr": rates(1e-3, 0.3, scale.rates)}),
+        runs=_sweep_of(scale, {"optimizer.embed_lr": log_spaced(0.01, 10, scale.rates)}),
     )
 
 
@@ -153,10 +158,86 @@ def head_rate(scale: Preset | None = None) -> Study:
         name="head-rate",
         question="Which rate does the head want, for AdamW and for Lion?",
         x="optimizer.lm_head_lr",
-        runs=_sweep_of(scale, {"optimizer.lm_head_lr": rates(3e-4, 0.1, scale.rates)}),
+        runs=_sweep_of(scale, {"optimizer.lm_head_lr": log_spaced(1e-3, 0.3, scale.rates)}),
     )
 
 
 def _sweep_of(scale: Preset, axes: dict[str, list[float]], seeds: Sequence[int] | None = None) -> tuple[RunConfig, ...]:
     seeds = range(scale.seeds) if seeds is None else seeds
     return tuple(grid(base_run(scale), **{"optimizer.scalar_opt": SCALAR_OPTS, **axes, "seed": list(seeds)}))
+
+
+def scalar_rate(scale: Preset | None = None) -> Study:
+    """Return the sweep of one rate shared by embedding, head and vectors, for AdamW and Lion."""
+    scale = scale or preset()
+    runs = []
+    for run in _sweep_of(scale, {"optimizer.scalar_lr": log_spaced(3e-3, 1, scale.rates)}):
+        rate = run.optimizer.scalar_lr
+        runs.append(replace(run, optimizer=replace(run.optimizer, embed_lr=rate, lm_head_lr=rate)))
+    return Study(
+        name="scalar-rate",
+        question="Which rate do all groups but the matrices want together, for AdamW and for Lion?",
+        x="optimizer.scalar_lr",
+        runs=tuple(runs),
+    )
+
+
+def scalar_opt(records: Sequence[RunRecord], scale: Preset | None = None) -> Study:
+    """Return AdamW against Lion, each at the best rate that ``records`` of ``scalar_rate`` hold, on seeds of their own.
+
+    Fresh seeds: those that chose the rate would flatter the optimizer whose rates they were.
+    """
+    scale = scale or preset()
+    runs: list[RunConfig] = []
+    varied = ("optimizer.scalar_opt", "optimizer.scalar_lr")
+    for arm in best(table(records), by="optimizer.scalar_opt").to_dict("records"):
+        chosen = next(r.config for r in records if all(attrgetter(name)(r.config) == arm[name] for name in varied))
+        runs += grid(chosen, seed=range(100, 100 + scale.final_seeds))
+    return Study(
+        name="scalar-opt",
+        question="Each at its own best rate, which scalar optimizer trains better, AdamW or Lion?",
+        x="optimizer.scalar_opt",
+        runs=tuple(runs),
+    )
+
+
+def grouping(scale: Preset | None = None) -> Study:
+    """Return the right groups against the wrong way, every two-dimensional weight a matrix, at several base rates."""
+    scale = scale or preset()
+    right = base_run(scale)
+    tables = tuple(Override(pattern=pattern, role="matrix") for pattern in (r"embed\.weight", r"lm_head\.weight"))
+    wrong = replace(right, optimizer=MuonConfig(scalar_lr=0.003, policy=GroupPolicy(overrides=tables)))
+    axes = {"optimizer.lr": [0.01, 0.02, 0.05, 0.1], "seed": list(range(scale.seeds))}
+    return Study(
+        name="grouping",
+        question="What does it cost to hand the embedding and the head to the orthogonal optimizer?",
+        x="optimizer.lr",
+        runs=tuple(grid(right, **axes) + grid(wrong, **axes)),
+    )
+
+
+def growing_models() -> dict[int, nn.Module]:
+    """Return GPTs of widths 64 to 4096, depth width/64 and GPT-2's vocabulary, by width; none has storage."""
+    models = {}
+    for width in (64, 128, 256, 512, 1024, 2048, 4096):
+        layers = max(2, width // 64)
+        models[width] = GPT(ModelConfig(vocab_size=50_304, width=width, depth=layers, heads=layers), device="meta")
+    return models
+
+
+def known_models() -> dict[str, nn.Module]:
+    """Return models from 1 M to 671 B parameters by name, without storage; all but the first are transformers'."""
+    models: dict[str, nn.Module] = {"GPT, width 128": GPT(ModelConfig(width=128, depth=4), device="meta")}
+    kinds = {"GPT-2": "gpt2", "Llama 7B": "llama", "Qwen3 MoE": "qwen3_moe", "DeepSeek-V3": "deepseek_v3"}
+    with torch.device("meta"):
+        return models | {name: transformers_model(kind) for name, kind in kinds.items()}
+
+
+def group_tables(models: Mapping[Any, nn.Module], optimizer: MuonConfig, *, label: str = "model") -> pd.DataFrame:
+    """Return the group tables of several models, one below the other, each named in the column ``label``."""
+    tables = []
+    for name, model in models.items():
+        with warnings.catch_warnings():  # that tables outweigh matrices in small models is what this is to show
+            warnings.simplefilter("ignore", UserWarning)
+            tables.append(group_table(model, optimizer).assign(**{label: name}))
+    return pd.concat(tables, ignore_index=True)

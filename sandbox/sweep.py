@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -95,7 +96,7 @@ def sweep(
             record.save(folder)
             records[record.hash] = record
             bar.update()
-            bar.set_postfix_str(f"{record.hash} {record.status} {record.val_loss:.3f} nats/token")
+            bar.set_postfix_str(f"last {record.status}, {record.val_loss:.3f} nats/token")
             if on_record is not None:
                 on_record(record)
     return [records[run.hash] for run in runs]
@@ -196,6 +197,7 @@ def _work(run: dict[str, Any]) -> dict[str, Any]:
 def _start_worker(parent: int) -> None:
     """Leave Ctrl-C to the parent, and end where the parent is gone (a killed kernel cannot say good-bye)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger(__package__).setLevel(logging.ERROR)  # a remark on the groups once a worker is noise
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,0 +1,80 @@
+"""The command line, for servers without a browser: ``python -m sandbox figures``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from . import figures, studies
+from .record import reports_home, save_records
+from .sweep import sweep
+
+
+def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Path | None = None) -> None:
+    """Run the studies at that scale, write their figures to ``reports/``, and print what was found.
+
+    ``keep`` is a folder that gets the records of each study as one ``.jsonl`` file.
+    """
+    print(f"preset {scale.name}: {scale.steps} steps, {scale.seeds} seeds an arm", flush=True)
+    sweeps = [studies.embed_rate(scale), studies.head_rate(scale), studies.scalar_rate(scale), studies.grouping(scale)]
+    records = sweep([run for study in sweeps for run in study.runs], workers=workers)
+    of = {}
+    for study in sweeps:
+        of[study.name], records = records[: len(study.runs)], records[len(study.runs) :]
+    *rate_studies, grouping = sweeps
+    final = studies.scalar_opt(of["scalar-rate"], scale)
+    of[final.name] = sweep(final.runs, workers=workers)
+
+    for study in rate_studies:
+        figures.rate_figure(study, of[study.name])
+    figures.grouping_figure(grouping, of[grouping.name])
+    figures.curves_figure(final, of[final.name])
+    models, optimizer = studies.growing_models(), studies.base_run(scale).optimizer
+    figures.groups_figure(models, optimizer)
+    figures.shares_figure(models, optimizer)
+    if keep is not None:
+        for name, found in of.items():
+            save_records(found, keep.resolve() / f"{name}.jsonl")
+
+    tables = {
+        "Best rates (nats/token on validation text, mean over n seeds)": pd.concat(
+            [figures.findings(study, of[study.name]) for study in rate_studies]
+        ),
+        "Lion minus AdamW, each at its best shared rate, paired by seed (nats/token)": figures.verdict(of[final.name]),
+        "ndim == 2 minus groups by role, each at its best base rate (nats/token)": figures.grouping_cost(
+            of[grouping.name]
+        ),
+    }
+    for title, found in tables.items():
+        print(f"\n{title}:\n{found.to_string(index=False, float_format='{:.4g}'.format)}")
+    print("\nFigures (PDF, SVG, PNG, CSV and provenance of each):")
+    for path in sorted(reports_home().glob("*.png")):
+        print(f"  {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit status: 0, or 2 for bad input, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("figures", help="run the studies and write their figures to reports/")
+    command.add_argument("--preset", choices=list(studies.PRESETS), help="default: SANDBOX_PRESET, else quick")
+    command.add_argument("--workers", type=int, help="processes; default: as many as there is room for")
+    command.add_argument("--keep", type=Path, metavar="FOLDER", help="also write the records of each study to one file")
+    options = parser.parse_args(arguments)
+    try:
+        make_figures(studies.preset(options.preset), workers=options.workers, keep=options.keep)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; finished runs are kept, and the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The figures of the studies, each drawn and saved in one place for notebooks and ``make figures`` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from torch import nn
+
+from .compare import best, compare
+from .config import MuonConfig
+from .plots import plot_groups, plot_loss, plot_lr_sweep, plot_shares
+from .record import RunRecord, curves, table
+from .report import save_figure
+from .studies import Study, group_tables
+
+
+def rate_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
+    """Draw and save a rate sweep under the study's name: validation loss against the rate that it varies."""
+    data = table(records)
+    ax = plot_lr_sweep(data, x=study.x, by="optimizer.scalar_opt")
+    save_figure(ax.figure, study.name, records=records, data=data)
+    return ax
+
+
+def grouping_table(records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return the table of ``studies.grouping`` with its arms in words: the column ``groups`` instead of the policy."""
+    data = table(records)
+    by_role = data["optimizer.policy.overrides"] == "[]"
+    data = data[["config_hash", "status", "val_loss", "val_bpb", "optimizer.lr", "seed"]]
+    return data.assign(groups=by_role.map({True: "by role", False: "ndim == 2"}))
+
+
+def grouping_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
+    """Draw and save what the wrong groups cost: validation loss against the base rate, right and wrong."""
+    data = grouping_table(records)
+    ax = plot_lr_sweep(data, x=study.x, by="groups")
+    save_figure(ax.figure, study.name, records=records, data=data)
+    return ax
+
+
+def grouping_cost(records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return the wrong groups against the right ones, each at its best base rate: nats/token, paired by seed."""
+    data = grouping_table(records)
+    chosen = data.merge(best(data, by="groups")[["groups", "optimizer.lr"]])
+    return compare(chosen, baseline={"groups": "by role"})
+
+
+def curves_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
+    """Draw and save loss curves under the study's name: a mean over seeds and their band for each value of ``x``."""
+    data = curves(records)
+    ax = plot_loss(data, by=study.x)
+    save_figure(ax.figure, study.name, records=records, data=data)
+    return ax
+
+
+def groups_figure(models: Mapping[Any, nn.Module], optimizer: MuonConfig, name: str = "groups") -> Axes:
+    """Draw and save who holds the elements of each model, by role."""
+    data = group_tables(models, optimizer)
+    ax = plot_groups(data, by="model")
+    save_figure(ax.figure, name, data=data)
+    return ax
+
+
+def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: str = "shares") -> Axes:
+    """Draw and save how the share of each role moves with the models' width."""
+    data = group_tables(models, optimizer, label="model.width")
+    ax = plot_shares(data, x="model.width")
+    save_figure(ax.figure, name, data=data)
+    return ax
+
+
+def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return the best rate of a rate sweep for each scalar optimizer: its loss (nats/token), standard error and n."""
+    data = table(records)
+    rows = best(data, by="optimizer.scalar_opt")
+    return pd.DataFrame(
+        {
+            "study": study.name,
+            "scalar_opt": rows["optimizer.scalar_opt"],
+            "rate": study.x.removeprefix("optimizer."),
+            "best": rows[study.x],
+            "inside the grid": rows[study.x].between(data[study.x].min(), data[study.x].max(), inclusive="neither"),
+            "val_loss": rows["mean"],
+            "standard error": rows["standard_error"],
+            "n": rows["n"],
+        }
+    )
+
+
+def against_best(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return what the neighbours of each best rate cost: mean difference in nats/token, paired by seed."""
+    data, by = table(records), "optimizer.scalar_opt"
+    tables = []
+    for name, rate in best(data, by=by)[[by, study.x]].itertuples(index=False):
+        arms = data[data[by] == name]
+        rates = sorted(arms[study.x].unique())
+        place = rates.index(rate)
+        near = arms[arms[study.x].isin(rates[max(place - 1, 0) : place + 2])]
+        tables.append(compare(near, baseline={study.x: rate}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def verdict(records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return Lion against AdamW, each at its best rate: mean difference in nats/token, paired by seed."""
+    return compare(table(records), baseline={"optimizer.scalar_opt": "adamw"})
