@@ -58,11 +58,13 @@ def make_groups(decisions: Sequence[Decision], rates: Rates, policy: GroupPolicy
 
     Keys: params, role, then what the contract says, then param_names (canonical) and reason.
     """
-    members: dict[tuple[Any, ...], list[Decision]] = {tuple(_settings(role, rates).items()): [] for role in ALWAYS}
+    usual = {role: tuple(_settings(role, rates).items()) for role in ALWAYS}
+    members: dict[tuple[Any, ...], list[Decision]] = {key: [] for key in usual.values()}
     for decision in decisions:
-        members.setdefault(tuple(_own_settings(decision, rates, policy, stored).items()), []).append(decision)
-    keys = list(members)
-    ordinary, rest = keys[: len(ALWAYS)], keys[len(ALWAYS) :]
+        plain = decision.override is None and decision.fan is None and not decision.flatten
+        key = usual[decision.role] if plain else tuple(_own_settings(decision, rates, policy, stored).items())
+        members.setdefault(key, []).append(decision)
+    ordinary, rest = list(usual.values()), list(members)[len(usual) :]
     rest.sort(key=lambda key: dict(key)["role"] != "lm_head")
     return [_group(dict(key), members[key]) for key in ordinary + rest]
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from .config import Override
 from .fields import near
-from .sites import Site
+from .sites import Place, Places
 
 _PREDICATE = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")  # "package.module:function"
 
 
-def claims(overrides: Iterable[Override], sites: list[Site]) -> dict[int, Override]:
+def claims(overrides: Iterable[Override], places: Places) -> dict[int, Override]:
     """Return the override of each claimed parameter, by the parameter's ``id``; a tied one answers to all its names.
 
     Raises:
@@ -26,14 +26,13 @@ def claims(overrides: Iterable[Override], sites: list[Site]) -> dict[int, Overri
     claimed: dict[int, Override] = {}
     for override in overrides:
         matches = _matcher(override.pattern)
-        found = [site for site in sites if any(matches(owner.name, site.parameter) for owner in site.owners)]
-        _refuse_unmatched(override, found, sites)
-        for site in found:
-            other = claimed.setdefault(id(site.parameter), override)
+        found = [p for p in places.first if any(matches(place.name, p.parameter) for place in places.of(p))]
+        _refuse_unmatched(override, found, places)
+        for place in found:
+            other = claimed.setdefault(id(place.parameter), override)
             if other is not override:
                 raise ValueError(
-                    f"two overrides claim {site.owners[0].name!r}: {other.pattern!r} and {override.pattern!r}; "
-                    "allowed is one"
+                    f"two overrides claim {place.name!r}: {other.pattern!r} and {override.pattern!r}; allowed is one"
                 )
     return claimed
 
@@ -52,12 +51,10 @@ def _matcher(pattern: str) -> Callable[[str, nn.Parameter], bool]:
     return lambda name, parameter: compiled.fullmatch(name) is not None
 
 
-def _refuse_unmatched(override: Override, found: list[Site], sites: list[Site]) -> None:
+def _refuse_unmatched(override: Override, found: list[Place], places: Places) -> None:
+    given = f"the override pattern {override.pattern!r}"
     if not found:
-        names = [owner.name for site in sites for owner in site.owners]
-        raise ValueError(
-            f"the override pattern {override.pattern!r} matches no parameter: {near(override.pattern, names)}"
-        )
-    if not any(site.parameter.requires_grad for site in found):
-        names = ", ".join(site.owners[0].name for site in found[:8])
-        raise ValueError(f"the override pattern {override.pattern!r} matches frozen parameters only: {names}")
+        names = [place.name for first in places.first for place in places.of(first)]
+        raise ValueError(f"{given} matches no parameter: {near(override.pattern, names)}")
+    if not any(place.parameter.requires_grad for place in found):
+        raise ValueError(f"{given} matches frozen parameters only: {', '.join(place.name for place in found[:8])}")

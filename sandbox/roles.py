@@ -14,30 +14,19 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from .config import GroupPolicy, Override
+from .names import meaning
 from .overrides import claims
-from .sites import Owner, Site, kind, sites, words
-from .tables import Tables, fan, find_tables, label
+from .sites import Place, Places, find_places, kind, words
+from .tables import Tables, fan, find_tables
 
 Role = Literal["matrix", "vector", "embed", "lm_head"]
 DEFAULT = GroupPolicy()
 
-_FLAT_PARTS = frozenset({"_flat_param", "flat_param"})  # FSDP1's one-dimensional storage
 # fmt: off
 _ADAPTERS = frozenset({
     "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_a", "lora_b", "lora_down", "lora_up",
 })
-_TABLE_WORDS = frozenset({
-    "embed", "embeds", "embedding", "embeddings", "emb", "embs", "wte", "wpe", "pos", "position", "positions",
-    "positional", "table", "token", "tokens", "cls", "codebook", "codebooks", "prompt", "vocab", "lut", "latent",
-    "latents", "queries", "registers",
-})
-_VECTOR_WORDS = frozenset({
-    "bias", "biases", "gain", "gains", "gamma", "beta", "scale", "scales", "norm", "ln", "log", "decay", "mix", "shift",
-    "temperature",
-})
-_MAP_WORDS = frozenset({"proj", "projection", "projections", "kernel", "matrix", "fc", "dense", "linear", "mixing"})
 # fmt: on
-_WEIGHT_WORDS = frozenset({"weight", "weights"})
 
 
 class Decision(NamedTuple):
@@ -78,18 +67,19 @@ def decide_roles(model: nn.Module, policy: GroupPolicy = DEFAULT) -> tuple[list[
         ValueError: a wrapper flattened the matrices away; a parameter has no shape yet; an override matches nothing,
             or two match one parameter, or one makes a matrix of what has fewer than two dimensions.
     """
-    found, modules = sites(model)
-    _refuse_shapeless(found)
-    tables = find_tables(found, modules)
-    claimed = claims(policy.overrides, found)
+    places = find_places(model)
+    _refuse_shapeless(places.first)
+    tables = find_tables(places)
+    claimed = claims(policy.overrides, places)
     trainable, frozen = [], []
-    for site in found:
-        decided = _decide(site, tables, policy)
-        if not site.parameter.requires_grad:
+    for place in places.first:
+        decided = _decide(place, places, tables, policy)
+        if not place.parameter.requires_grad:
             frozen.append(decided)
-            continue
-        override = claimed.get(id(site.parameter))
-        trainable.append(decided if override is None else _overridden(decided, override))
+        elif id(place.parameter) in claimed:
+            trainable.append(_overridden(decided, claimed[id(place.parameter)]))
+        else:
+            trainable.append(decided)
     unsure = [d.name for d in trainable if d.unsure]
     if unsure:
         more = f" and {len(unsure) - 8} more" if len(unsure) > 8 else ""
@@ -110,17 +100,12 @@ def _overridden(decided: Decision, override: Override) -> Decision:
     return decided._replace(role=override.role, reason=reason, unsure=False, override=override)
 
 
-def _refuse_shapeless(found: list[Site]) -> None:
+def _refuse_shapeless(places: list[Place]) -> None:
     """Refuse parameters without a shape (lazy modules), and what FSDP1 and ZeRO leave of matrices: flat storage."""
-    lazy = [site.owners[0].name for site in found if isinstance(site.parameter, UninitializedTensorMixin)]
+    lazy = [place.name for place in places if isinstance(place.parameter, UninitializedTensorMixin)]
     if lazy:
         raise ValueError(f"these parameters have no shape before the first forward pass: {', '.join(lazy[:8])}")
-    flat = [site.owners[0].name for site in found if site.parameter.ndim < 2 and any(map(_flat, site.owners))]
-    plain = [site.owners[0] for site in found if site.parameter.ndim < 2]
-    if not flat and len(plain) == len(found):  # no matrix anywhere: is it a norm, or all that is left of a model?
-        flat = [
-            owner.name for owner in plain if kind(type(owner.module)) == "custom" and words(owner.local) == ("flat",)
-        ]
+    flat = [place.name for place in places if place.parameter.ndim < 2 and _flat(place)]
     if flat:
         raise ValueError(
             "a wrapper (FSDP1, ZeRO) has flattened matrices to one dimension, so that none is left to orthogonalize: "
@@ -128,68 +113,64 @@ def _refuse_shapeless(found: list[Site]) -> None:
         )
 
 
-def _flat(owner: Owner) -> bool:
-    matrix = owner.local == "weight" and kind(type(owner.module)) in ("linear", "embedding", "conv1d")
-    return matrix or owner.local in _FLAT_PARTS
+def _flat(place: Place) -> bool:
+    matrix = place.local == "weight" and kind(type(place.module)) in ("linear", "embedding", "conv1d")
+    return matrix or "flat" in words(place.local)
 
 
-def _decide(site: Site, tables: Tables, policy: GroupPolicy) -> Decision:
+def _decide(place: Place, places: Places, tables: Tables, policy: GroupPolicy) -> Decision:
     """Return the decision for one parameter, before overrides."""
-    parameter, owners = site
-    owner, key = owners[0], id(parameter)
-    name = owner.name
+    parameter, name, module = place.parameter, place.name, place.module
+    key, stored = id(parameter), kind(type(module))
     if parameter.ndim < 2:
         return Decision(name, parameter, "vector", "fewer than two dimensions")
-    if owner.local in _ADAPTERS or not _ADAPTERS.isdisjoint(owner.path):
+    if "lora" in name and not _ADAPTERS.isdisjoint(name.split(".")):
         role: Role = "matrix" if policy.adapters == "matrix" else "vector"
         return Decision(name, parameter, role, f"low-rank adapter, by policy adapters={policy.adapters!r}")
     if key in tables.inputs:
-        also = ", ".join(o.name for o in owners[1:])
+        also = ", ".join(other.name for other in places.also.get(key, ()))
         return Decision(name, parameter, "embed", tables.inputs[key] + (f", also {also}" if also else ""))
     if key in tables.heads:
-        return Decision(name, parameter, "lm_head", tables.heads[key], fan=fan(owner, parameter, tables.rows))
-    stored = kind(type(owner.module))
+        return Decision(name, parameter, "lm_head", tables.heads[key], fan=fan(place, tables.rows))
     if stored == "norm":
-        return Decision(name, parameter, "vector", f"gain of {type(owner.module).__name__}")
+        return Decision(name, parameter, "vector", f"gain of {type(module).__name__}")
     if stored == "convolution":
-        return _convolution(owner, parameter, policy)
-    linear = stored in ("linear", "conv1d") or hasattr(owner.module, "in_features")
-    if parameter.ndim == 2 and linear and "bias" not in words(owner.local):
-        turned = fan(owner, parameter) if stored == "conv1d" else None
-        reason = f"{owner.local} of {type(owner.module).__name__}" + (", stored (in, out)" if turned else "")
+        return _convolution(place, policy)
+    linear = stored in ("linear", "conv1d") or hasattr(module, "in_features")
+    if parameter.ndim == 2 and linear and (place.local == "weight" or "bias" not in words(place.local)):
+        turned = fan(place) if stored == "conv1d" else None
+        reason = f"{place.local} of {type(module).__name__}" + (", stored (in, out)" if turned else "")
         return Decision(name, parameter, "matrix", reason, fan=turned)
-    return _bare(owner, parameter, tables, policy)
+    return _bare(place, tables, policy)
 
 
-def _convolution(owner: Owner, parameter: nn.Parameter, policy: GroupPolicy) -> Decision:
-    plain = getattr(owner.module, "groups", 1) == 1 and not getattr(owner.module, "transposed", False)
-    if policy.convolutions == "flatten" and plain and owner.local == "weight":
+def _convolution(place: Place, policy: GroupPolicy) -> Decision:
+    plain = getattr(place.module, "groups", 1) == 1 and not getattr(place.module, "transposed", False)
+    if policy.convolutions == "flatten" and plain and place.local == "weight":
         reason = "convolution as one matrix, by policy convolutions='flatten'"
-        return Decision(owner.name, parameter, "matrix", reason, flatten=True)
-    return Decision(owner.name, parameter, "vector", "convolution" if plain else "grouped or transposed convolution")
+        return Decision(place.name, place.parameter, "matrix", reason, flatten=True)
+    reason = "convolution" if plain else "grouped or transposed convolution"
+    return Decision(place.name, place.parameter, "vector", reason)
 
 
-def _bare(owner: Owner, parameter: nn.Parameter, tables: Tables, policy: GroupPolicy) -> Decision:
+def _bare(place: Place, tables: Tables, policy: GroupPolicy) -> Decision:
     """Return the decision for a parameter of a custom module: the words of its name first, then its shape."""
-    name, found = owner.name, words(label(owner))
-    purpose = found[:-1] if found[-1:] and found[-1] in _WEIGHT_WORDS else found
-    last = purpose[-1] if purpose else ""
-    if "bias" in found or last in _VECTOR_WORDS or (owner.local == "D" and hasattr(owner.module, "A_log")):
-        return Decision(name, parameter, "vector", f"named {label(owner)!r}: a bias, gain or state-space coefficient")
-    if last not in _MAP_WORDS:
-        if kind(type(owner.module)) == "embedding":
-            return Decision(name, parameter, "embed", f"table of {type(owner.module).__name__}")
-        if not _TABLE_WORDS.isdisjoint(purpose):
-            return Decision(name, parameter, "embed", f"named {label(owner)!r}: a table")
+    parameter, name, named, meant = place.parameter, place.name, f"named {place.label!r}", meaning(place)
+    if meant == "vector":
+        return Decision(name, parameter, "vector", f"{named}: a bias, gain or state-space coefficient")
+    if meant == "table":
+        return Decision(name, parameter, "embed", f"{named}: a table")
+    if kind(type(place.module)) == "embedding" and meant != "map":
+        return Decision(name, parameter, "embed", f"table of {type(place.module).__name__}")
     if sum(size > 1 for size in parameter.shape) < 2:
         return Decision(name, parameter, "vector", "one row or one column")
+    if parameter.ndim == 2 and meant == "map":
+        return Decision(name, parameter, "matrix", f"{named}: a linear map")
+    if parameter.ndim == 2 and parameter.shape[0] in tables.rows:
+        return Decision(name, parameter, "embed", "as many rows as the embedding")
     if parameter.ndim == 2:
-        if parameter.shape[0] in tables.rows and last not in _MAP_WORDS:
-            return Decision(name, parameter, "embed", "as many rows as the embedding")
-        if last in _MAP_WORDS:
-            return Decision(name, parameter, "matrix", f"named {label(owner)!r}: a linear map")
         return Decision(name, parameter, "matrix", "two dimensions and no better sign", unsure=True)
     if policy.experts == "batched" and parameter.ndim == 3 and min(parameter.shape[-2:]) > 1:
-        turned = fan(owner, parameter) if getattr(owner.module, "is_transposed", None) is True else None
+        turned = fan(place) if getattr(place.module, "is_transposed", None) is True else None
         return Decision(name, parameter, "matrix", "batch of matrices, by policy experts='batched'", fan=turned)
     return Decision(name, parameter, "vector", "three or more dimensions")

@@ -17,49 +17,71 @@ _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_modu
 _MODULE_WRAPPER = re.compile(r"DataParallel$|DDP$|Engine$")  # classes whose only child is called ``module``
 
 
-class Owner(NamedTuple):
+class Place(NamedTuple):
     """One place where a parameter is registered."""
 
+    parameter: nn.Parameter
     name: str  # canonical and dotted
     local: str  # the last component of the name
     module: nn.Module
-    path: tuple[str, ...]  # the components of the module's canonical name
+    prefix: str  # the module's canonical name, dotted
     inside: bool  # within a repeated block
 
+    @property
+    def path(self) -> list[str]:
+        """Return the components of the module's name."""
+        return self.prefix.split(".") if self.prefix else []
 
-class Site(NamedTuple):
-    """A parameter and all its places; the first is the one that ``named_parameters`` names."""
+    @property
+    def label(self) -> str:
+        """Return the component that names the parameter's purpose: not ``weight``, not a number in a list."""
+        if self.local != "weight" and not self.local.isdigit():
+            return self.local
+        return next((part for part in reversed(self.path) if not part.isdigit()), "")
 
-    parameter: nn.Parameter
-    owners: list[Owner]
+
+class Places(NamedTuple):
+    """All places of a model, and who else it consists of."""
+
+    first: list[Place]  # of every parameter, in the order of ``named_parameters``
+    also: dict[int, list[Place]]  # the other places of a tied parameter, by its ``id``
+    modules: list[nn.Module]  # every module once, in the order of ``modules``
+
+    def of(self, place: Place) -> list[Place]:
+        """Return all places of the parameter whose first place is given."""
+        return [place, *self.also.get(id(place.parameter), ())]
 
 
-def sites(model: nn.Module) -> tuple[list[Site], list[nn.Module]]:
-    """Return every parameter and every module once, in the order of ``named_parameters`` and ``modules``."""
-    places: dict[int, Site] = {}
-    modules: dict[int, nn.Module] = {}
-    stack: list[tuple[nn.Module, tuple[str, ...], bool]] = [(model, (), False)]
+def find_places(model: nn.Module) -> Places:
+    """Return where each parameter of ``model`` sits; one look at each module."""
+    found, seen = Places([], {}, []), set()
+    stack: list[tuple[nn.Module, str, bool]] = [(model, "", False)]
     while stack:
-        module, path, inside = stack.pop()
-        if id(module) in modules:
+        module, prefix, inside = stack.pop()
+        if id(module) in seen:
             continue
-        modules[id(module)] = module
-        if module._parameters:
-            prefix = ".".join((*path, ""))
-            for local, parameter in module._parameters.items():
-                if parameter is not None:
-                    owner = Owner(prefix + local, local, module, path, inside)
-                    places.setdefault(id(parameter), Site(parameter, [])).owners.append(owner)
+        seen.add(id(module))
+        found.modules.append(module)
+        for local, parameter in module._parameters.items():
+            if parameter is not None:
+                name = f"{prefix}.{local}" if prefix else local
+                place = Place(parameter, name, local, module, prefix, inside)
+                if id(parameter) in seen:
+                    found.also.setdefault(id(parameter), []).append(place)
+                else:
+                    seen.add(id(parameter))
+                    found.first.append(place)
         children = module._modules
         if children:
             blocks = _blocks(tuple(children))
             wraps = len(children) == 1 and "module" in children and _MODULE_WRAPPER.search(type(module).__name__)
             for part, child in reversed(children.items()):
                 if child is not None:
-                    below = path if wraps or part in _WRAPPER_PARTS else (*path, part)
+                    hidden = wraps or part in _WRAPPER_PARTS
+                    below = prefix if hidden else f"{prefix}.{part}" if prefix else part
                     # A bare layer in a list is no block: ``lm_heads.0``, or the last layer of a Sequential model.
                     stack.append((child, below, inside or (part in blocks and bool(child._modules))))
-    return list(places.values()), list(modules.values())
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

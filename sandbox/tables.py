@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from torch import nn
 
-from .sites import Owner, Site, kind, words
+from .names import meaning, positional
+from .sites import Place, Places, kind
 
 LINEAR = ("linear", "conv1d", "custom")  # kinds of modules that may own a head
 
@@ -17,9 +19,6 @@ _OUTSIDE = frozenset({"embed_out", "unembed", "unembedding", "output_embeddings"
 _FITTING = frozenset({
     "head", "heads", "output", "output_layer", "output_projection", "out", "out_proj", "proj_out", "to_logits",
     "logits", "fc_out", "decoder", "generator", "predictions", "vocab_proj", "final",
-})
-_POSITION_WORDS = frozenset({
-    "pos", "position", "positions", "positional", "wpe", "pe", "type", "types", "segment", "relative", "rel", "time",
 })
 # fmt: on
 _PADDING = 64  # a head's rows may be padded up to a multiple of this (nanoGPT: 50257 -> 50304)
@@ -34,33 +33,34 @@ class Tables(NamedTuple):
     rows: frozenset[int]  # of the token tables: the sizes of the vocabularies
 
 
-def find_tables(found: list[Site], modules: list[nn.Module]) -> Tables:
+def find_tables(places: Places) -> Tables:
     """Return the input tables and the heads; what is both (a tied table) counts as an input table."""
-    given = _accessors(modules, "get_input_embeddings")
+    given = _accessors(places, "get_input_embeddings")
     inputs = dict.fromkeys(given, "input embedding by get_input_embeddings")
-    tokens: dict[tuple[int, int], int] = {}  # shape of a token table -> how deep in the model it sits
-    for site in found:
-        for owner in site.owners:
-            key, shape = id(site.parameter), tuple(site.parameter.shape)
-            if owner.local == "weight" and kind(type(owner.module)) == "embedding":
-                inputs.setdefault(key, f"table of {type(owner.module).__name__}")
-            if key in inputs and (key in given or not given) and shape[0] >= _FEWEST and not _positional(owner):
-                tokens[shape] = min(tokens.get(shape, len(owner.path)), len(owner.path))
+    tokens: dict[tuple[int, ...], int] = {}  # shape of a token table -> how deep in the model it sits
+    every = [place for place in (*places.first, *itertools.chain(*places.also.values())) if place.parameter.ndim == 2]
+    for place in every:
+        key, stored = id(place.parameter), kind(type(place.module))
+        if place.local == "weight" and stored == "embedding":
+            inputs.setdefault(key, f"table of {type(place.module).__name__}")
+        bare = stored == "custom" and meaning(place) == "table"
+        token = key in given if given else (key in inputs or bare)
+        if token and place.parameter.shape[0] >= _FEWEST and not positional(place):
+            shape, depth = tuple(place.parameter.shape), len(place.path)
+            tokens[shape] = min(tokens.get(shape, depth), depth)
     rows = frozenset(rows for rows, _ in tokens)
-    heads = dict.fromkeys(_accessors(modules, "get_output_embeddings"), "output embedding by get_output_embeddings")
-    heads = _named(found, inputs, rows, known=bool(heads)) | heads
-    return Tables(inputs, heads or _shaped(found, inputs, tokens), rows)
+    heads = dict.fromkeys(_accessors(places, "get_output_embeddings"), "output embedding by get_output_embeddings")
+    others = [p for p in every if id(p.parameter) not in inputs and kind(type(p.module)) in LINEAR]
+    heads = _named(others, rows, known=bool(heads)) | heads
+    return Tables(inputs, heads or _shaped(others, tokens), rows)
 
 
-def _positional(owner: Owner) -> bool:
-    return bool(owner.path) and not _POSITION_WORDS.isdisjoint(words(owner.path[-1]))
-
-
-def _accessors(modules: list[nn.Module], accessor: str) -> set[int]:
+def _accessors(places: Places, accessor: str) -> set[int]:
     """Return the ``id`` of each two-dimensional table that the modules' own ``accessor`` methods lead to."""
     tables = set()
-    for module in modules:
-        if hasattr(type(module), accessor):
+    classes = {cls for cls in set(map(type, places.modules)) if hasattr(cls, accessor)}
+    for module in places.modules:
+        if type(module) in classes:
             try:
                 table = getattr(module, accessor)()
             except (NotImplementedError, AttributeError, TypeError):
@@ -73,60 +73,45 @@ def _accessors(modules: list[nn.Module], accessor: str) -> set[int]:
     return tables
 
 
-def label(owner: Owner) -> str:
-    """Return the component that names a parameter's purpose: not ``weight``, not a number in a list."""
-    for part in (*(() if owner.local == "weight" else (owner.local,)), *reversed(owner.path)):
-        if not part.isdigit():
-            return part
-    return ""
-
-
-def _named(found: list[Site], inputs: dict[int, str], rows: frozenset[int], *, known: bool) -> dict[int, str]:
+def _named(places: list[Place], rows: frozenset[int], *, known: bool) -> dict[int, str]:
     """Return the heads by name; where Hugging Face knows the head, by an unmistakable name only."""
     heads = {}
-    for site in found:
-        if site.parameter.ndim != 2 or id(site.parameter) in inputs:
+    for place in places:
+        if place.inside and "lm_head" not in place.name:
+            continue  # spares the many most of the work
+        names = {place.label, place.prefix.rpartition(".")[2]}
+        if not names.isdisjoint(_ALWAYS):
+            where = ""
+        elif not place.inside and not names.isdisjoint(_OUTSIDE):
+            where = ", outside the repeated blocks"
+        elif not place.inside and not known and place.label in _FITTING and _fits(place, rows):
+            where = ", outside the repeated blocks, with an output for each row of the embedding"
+        else:
             continue
-        for owner in site.owners:
-            name, names = label(owner), {label(owner), *owner.path[-1:]}
-            if not names.isdisjoint(_ALWAYS):
-                where = ""
-            elif not owner.inside and not names.isdisjoint(_OUTSIDE):
-                where = ", outside the repeated blocks"
-            elif not owner.inside and not known and name in _FITTING and _fits(owner, site, rows):
-                where = ", outside the repeated blocks, with an output for each row of the embedding"
-            else:
-                continue
-            if kind(type(owner.module)) in LINEAR:
-                heads[id(site.parameter)] = f"named {name!r}{where}"
+        heads[id(place.parameter)] = f"named {place.label!r}{where}"
     return heads
 
 
-def _fits(owner: Owner, site: Site, rows: frozenset[int]) -> bool:
-    outputs = fan(owner, site.parameter, rows)[0]
+def _fits(place: Place, rows: frozenset[int]) -> bool:
+    outputs = fan(place, rows)[0]
     return any(count <= outputs < count + _PADDING for count in rows)
 
 
-def _shaped(found: list[Site], inputs: dict[int, str], tokens: dict[tuple[int, int], int]) -> dict[int, str]:
+def _shaped(places: list[Place], tokens: dict[tuple[int, ...], int]) -> dict[int, str]:
     """Return the linear layers of the largest token table's shape that sit outside the blocks, no deeper than it.
 
     A square shape says nothing.
     """
     shape = max(tokens, default=(0, 0))
-    heads = {}
-    for site in found:
-        if tuple(site.parameter.shape) == shape and shape[0] != shape[1] and id(site.parameter) not in inputs:
-            for owner in site.owners:
-                shallow = not owner.inside and len(owner.path) <= tokens[shape]
-                if shallow and kind(type(owner.module)) == "linear":
-                    heads[id(site.parameter)] = "of the embedding's shape, outside the repeated blocks"
-    return heads
+    fitting = (p for p in places if tuple(p.parameter.shape) == shape and shape[0] != shape[1])
+    found = [p for p in fitting if not p.inside and len(p.path) <= tokens[shape] and kind(type(p.module)) == "linear"]
+    return {id(place.parameter): "of the embedding's shape, outside the repeated blocks" for place in found}
 
 
-def fan(owner: Owner, parameter: nn.Parameter, rows: frozenset[int] = frozenset()) -> tuple[int, int]:
+def fan(place: Place, rows: frozenset[int] = frozenset()) -> tuple[int, int]:
     """Return the true (fan_out, fan_in) of a matrix, whichever way it is stored; ``rows`` tell which is a head's."""
-    first, second = parameter.shape[-2:]
-    stored = kind(type(owner.module))
-    turned = stored == "conv1d" or getattr(owner.module, "is_transposed", None) is True
+    first, second = place.parameter.shape[-2:]
+    stored = kind(type(place.module))
+    turned = stored == "conv1d" or getattr(place.module, "is_transposed", None) is True
     turned = turned or (stored == "custom" and first not in rows and second in rows)
     return (second, first) if turned else (first, second)
