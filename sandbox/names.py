@@ -19,6 +19,7 @@ _VECTOR_WORDS = frozenset({
 _MAP_WORDS = frozenset({"proj", "projection", "projections", "kernel", "matrix", "fc", "dense", "linear", "mixing"})
 _POSITION_WORDS = frozenset({
     "pos", "position", "positions", "positional", "wpe", "pe", "type", "types", "segment", "relative", "rel", "time",
+    "latent", "latents", "query", "queries", "registers", "prompt", "cls",
 })
 # fmt: on
 
