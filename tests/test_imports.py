@@ -12,7 +12,7 @@ import sandbox
 ROOM_FLOORS = {  # a room imports from lower floors only; DESIGN's floors, with a half step inside some
     **{"fields": 0, "config": 0.5, "plots": 0, "compare": 0},
     **{"corpus": 1, "tokenizer": 1, "shards": 1, "data": 1.5, "model": 1, "mesh": 1, "record": 1, "optim": 1},
-    **{"sites": 1, "overrides": 1, "roles": 1.2, "rates": 1.3, "groups": 1.5, "upstream": 1.5},
+    **{"roles": 1.2, "rates": 1.3, "groups": 1.5, "upstream": 1.5},
     **{
         "builder": 2,
         "environment": 2.5,

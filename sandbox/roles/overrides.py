@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from .config import Override
-from .fields import near
+from ..config import Override
+from ..fields import near
 from .sites import Place, Places
 
 _PREDICATE = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")  # "package.module:function"

@@ -1,4 +1,4 @@
-"""Parameter -> role, with the reason: matrix, vector, embed or lm_head, for any PyTorch model.
+"""The decision: matrix, vector, embed or lm_head, and why.
 
 Decided by what a module is and where it sits, by the identity of tied tables, by whole dotted name components, by
 Hugging Face's ``get_input_embeddings`` / ``get_output_embeddings``; by the number of dimensions only last. The four
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 
-from .config import GroupPolicy, Override
+from ..config import GroupPolicy, Override
 from .names import meaning
 from .overrides import claims
 from .sites import Place, Places, find_places, kind, words
