@@ -34,8 +34,8 @@ def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Pat
     figures.grouping_figure(grouping, of[grouping.name])
     figures.curves_figure(final, of[final.name])
     models, optimizer = studies.growing_models(), studies.base_run(scale).optimizer
-    figures.groups_figure(models, optimizer)
-    figures.shares_figure(models, optimizer)
+    figures.groups_figure(models, optimizer, "groups", label="model.width")
+    figures.shares_figure(models, optimizer, "shares")
     if keep is not None:
         for name, found in of.items():
             save_records(found, keep.resolve() / f"{name}.jsonl")

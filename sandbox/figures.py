@@ -51,20 +51,20 @@ def grouping_cost(records: Sequence[RunRecord]) -> pd.DataFrame:
 def curves_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
     """Draw and save loss curves under the study's name: a mean over seeds and their band for each value of ``x``."""
     data = curves(records)
-    ax = plot_loss(data, by=study.x)
+    ax = plot_loss(data, by=study.x, smooth=5)
     save_figure(ax.figure, study.name, records=records, data=data)
     return ax
 
 
-def groups_figure(models: Mapping[Any, nn.Module], optimizer: MuonConfig, name: str = "groups") -> Axes:
-    """Draw and save who holds the elements of each model, by role."""
-    data = group_tables(models, optimizer)
-    ax = plot_groups(data, by="model")
+def groups_figure(models: Mapping[Any, nn.Module], optimizer: MuonConfig, name: str, *, label: str = "model") -> Axes:
+    """Draw and save who holds the elements of each model, by role; ``label`` says what the models are named by."""
+    data = group_tables(models, optimizer, label=label)
+    ax = plot_groups(data, by=label)
     save_figure(ax.figure, name, data=data)
     return ax
 
 
-def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: str = "shares") -> Axes:
+def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: str) -> Axes:
     """Draw and save how the share of each role moves with the models' width."""
     data = group_tables(models, optimizer, label="model.width")
     ax = plot_shares(data, x="model.width")

@@ -219,7 +219,8 @@ def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
 def arms(records: Iterable[RunRecord]) -> pd.DataFrame:
     """Return one row an arm: what was compared. Seeds, steps, tokens, and each role's elements, rate and decay.
 
-    Rates are those of the groups before the schedule's factor; ``<role>.lr`` is NaN where an arm lacks the role.
+    Rates are those of the groups before the schedule's factor; ``<role>.lr`` is NaN where an arm lacks the role or
+    has several rates in it.
     """
     rows: dict[str, dict[str, Any]] = {}
     records = list(records)
@@ -228,6 +229,10 @@ def arms(records: Iterable[RunRecord]) -> pd.DataFrame:
         row = rows.setdefault(json.dumps(settings, default=str), settings | {"seeds": 0, "steps": record.config.steps})
         row["seeds"] += 1
         row["tokens"] = max(row.get("tokens", 0), *record.curve.get("tokens", [0]), 0)
-        for group in record.groups:
-            row |= {f"{group['role']}.{key}": group[key] for key in ("elements", "lr", "weight_decay")}
+        for role in dict.fromkeys(group["role"] for group in record.groups):
+            own = [group for group in record.groups if group["role"] == role]
+            row[f"{role}.elements"] = sum(group["elements"] for group in own)
+            for key in ("lr", "weight_decay"):
+                values = {group[key] for group in own}
+                row[f"{role}.{key}"] = values.pop() if len(values) == 1 else math.nan
     return pd.DataFrame(list(rows.values()))

@@ -136,7 +136,7 @@ def base_run(scale: Preset) -> RunConfig:
 
 
 def log_spaced(low: float, high: float, count: int) -> list[float]:
-    """Return ``count`` rates from ``low`` to ``high``, evenly spaced in the logarithm, rounded to two digits."""
+    """Return ``count`` numbers from ``low`` to ``high``, evenly spaced in the logarithm, rounded to two digits."""
     return [float(f"{low * (high / low) ** (i / (count - 1)):.2g}") for i in range(count)]
 
 
@@ -207,7 +207,7 @@ def grouping(scale: Preset | None = None) -> Study:
     right = base_run(scale)
     tables = tuple(Override(pattern=pattern, role="matrix") for pattern in (r"embed\.weight", r"lm_head\.weight"))
     wrong = replace(right, optimizer=MuonConfig(scalar_lr=0.003, policy=GroupPolicy(overrides=tables)))
-    axes = {"optimizer.lr": [0.01, 0.02, 0.05, 0.1], "seed": list(range(scale.seeds))}
+    axes = {"optimizer.lr": log_spaced(0.005, 1.25, max(3, scale.rates - 1)), "seed": list(range(scale.seeds))}
     return Study(
         name="grouping",
         question="What does it cost to hand the embedding and the head to the orthogonal optimizer?",
