@@ -10,7 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from . import figures, studies
-from .record import reports_home, save_records
+from .record import reports_home
+from .store import save_records
 from .sweep import sweep
 
 
