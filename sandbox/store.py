@@ -139,12 +139,14 @@ class Store:
         owner = {"token": token, "place": place(), "pid": os.getpid(), "started": _started(os.getpid())}
         with open(mine, "x", encoding="utf-8") as file:
             json.dump(owner, file)
+        _held_here.add(token)
+        won = False
         try:
-            if _link(mine, claim) or self._take_over(mine, claim):
-                _held_here.add(token)
-                return Claim(self, name, token)
-            return None
+            won = _link(mine, claim) or self._take_over(mine, claim)
+            return Claim(self, name, token) if won else None
         finally:
+            if not won:
+                _held_here.discard(token)
             mine.unlink(missing_ok=True)
 
     def _take_over(self, mine: Path, claim: Path) -> bool:
@@ -158,6 +160,8 @@ class Store:
         try:
             if not self._void(claim, now):  # seen again, behind the door: nobody else replaces it now
                 return False
+            if not claim.exists():  # given up meanwhile: anyone may have it
+                return _link(mine, claim)
             os.replace(mine, claim)
             return True
         finally:
@@ -171,7 +175,7 @@ class Store:
         owner = _read_json(claim)
         if owner.get("place") == place():
             if owner.get("pid") == os.getpid() and owner.get("token") not in _held_here:
-                return True  # a Ctrl-C between making it and using it
+                return True  # left by a Ctrl-C just after it was made
             if not _alive(owner.get("pid", 0), owner.get("started")):
                 return True
         return now - touched > self.expiry
