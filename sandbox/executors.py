@@ -87,7 +87,12 @@ class _Slot:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
+        self.stamps: dict[str, int] = {}  # when the files of the code that it may have in memory were changed
         self.pool: ProcessPoolExecutor | None = None
+
+    def suits(self, environment: dict[str, str], stamps: dict[str, int]) -> bool:
+        """Return whether the worker would do what a new one does."""
+        return self.environment == environment and all(self.stamps.get(p, t) == t for p, t in stamps.items())
 
     def submit(self, unit: Unit) -> Any:
         if self.pool is None:
@@ -103,7 +108,7 @@ class _Slot:
             self.pool = None
 
 
-_warm: dict[Any, list[_Slot]] = {}  # what makes workers alike -> slots of earlier sweeps
+_warm: list[_Slot] = []  # of earlier sweeps
 _warm_lock = threading.Lock()
 
 
@@ -114,11 +119,10 @@ class Slots(Here):
 
     def __init__(self, environments: Sequence[dict[str, str]], runs: Sequence[RunConfig]) -> None:
         super().__init__()
-        sources = _sources(runs)
-        self.keys = [(tuple(environment.items()), sources) for environment in environments]
+        stamps = _stamps(runs)
         with _warm_lock:
-            self.free = [_warm[key].pop() if _warm.get(key) else _Slot(dict(key[0])) for key in self.keys]
-        close_idle()  # those that do not fit would stay beside the new ones
+            self.free = [_take(environment, stamps) for environment in environments]
+        close_idle()  # those that do not suit would stay beside the new ones
         self.total = len(self.free)
         self.taken: dict[Any, list[_Slot]] = {}
 
@@ -157,8 +161,7 @@ class Slots(Here):
     def close(self) -> None:
         """Keep the workers for a while, for the next sweep."""
         with _warm_lock:
-            for slot in self.free:
-                _warm.setdefault((tuple(slot.environment.items()), self.keys[0][1]), []).append(slot)
+            _warm.extend(self.free)
         timer = threading.Timer(IDLE, close_idle)
         timer.daemon = True
         timer.start()
@@ -168,17 +171,26 @@ def close_idle() -> None:
     """End the workers that wait for another sweep."""
     with _warm_lock:
         while _warm:
-            for slot in _warm.popitem()[1]:
-                slot.kill()
+            _warm.pop().kill()
 
 
-def _sources(runs: Sequence[RunConfig]) -> tuple[Any, ...]:
-    """Return what changes when code that the runs use is edited: a warm worker still has the old one in memory."""
+def _take(environment: dict[str, str], stamps: dict[str, int]) -> _Slot:
+    slot = next((slot for slot in _warm if slot.suits(environment, stamps)), None)
+    if slot is None:
+        slot = _Slot(environment)
+    else:
+        _warm.remove(slot)
+    slot.stamps |= stamps
+    return slot
+
+
+def _stamps(runs: Sequence[RunConfig]) -> dict[str, int]:
+    """Return when the files of this package and of the runs' factories were changed: workers may hold older code."""
     factories = [name for run in runs for part in (run.model, run.optimizer) if (name := getattr(part, "name", None))]
     modules = {sys.modules.get(name.partition(":")[0]) for name in factories}
     files = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
     files |= set(Path(__file__).parent.rglob("*.py"))
-    return tuple((str(path), path.stat().st_mtime_ns) for path in sorted(files) if path.exists())
+    return {str(path): path.stat().st_mtime_ns for path in files if path.exists()}
 
 
 class Foreign(Here):

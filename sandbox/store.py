@@ -137,17 +137,18 @@ class Store:
         """
         claim, mine = self.room(name) / "claim", self.room(name) / f".claim-{token}"
         owner = {"token": token, "place": place(), "pid": os.getpid(), "started": _started(os.getpid())}
-        with open(mine, "x", encoding="utf-8") as file:
-            json.dump(owner, file)
         _held_here.add(token)
         won = False
         try:
+            with open(mine, "x", encoding="utf-8") as file:
+                json.dump(owner, file)
             won = _link(mine, claim) or self._take_over(mine, claim)
             return Claim(self, name, token) if won else None
         finally:
             if not won:
                 _held_here.discard(token)
-            mine.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                mine.unlink()
 
     def _take_over(self, mine: Path, claim: Path) -> bool:
         """Replace a void claim by one's own; of several that try at once, one succeeds."""

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from sweep_helpers import same
 
 import sandbox as sb
 from sandbox import executors
@@ -156,9 +157,7 @@ def test_parallel_is_serial_byte_for_byte(tiny, tmp_path):
     runs = grid_of(tiny)
     serial = sb.sweep(runs, store=tmp_path / "serial", workers=1)
     parallel = sb.sweep(runs, store=tmp_path / "parallel")
-    for one, two in zip(serial, parallel, strict=True):
-        kept = ("curve", "evaluations", "rms", "groups", "config", "hash", "status")
-        assert [json.dumps(one.to_dict()[k]) for k in kept] == [json.dumps(two.to_dict()[k]) for k in kept]
+    assert [same(record) for record in serial] == [same(record) for record in parallel]
     assert orphans() == []
 
 
@@ -232,6 +231,35 @@ def test_what_is_finished_stays_and_no_process_is_left(tiny, endless, tmp_path, 
     made = []
     sb.sweep([tiny], store=tmp_path / "store", on_record=made.append)
     assert made == []
+
+
+def workers_of(text):
+    return {line.split()[0] for line in text}
+
+
+@needs_two_cores
+def test_workers_wait_for_the_next_sweep_and_not_for_long(tiny, tmp_path, monkeypatch):
+    executors.close_idle()
+    sb.sweep([replace(tiny, seed=i) for i in range(2)], store=tmp_path)
+    first = workers_of(children())
+    assert len(first) == 2
+    monkeypatch.setattr(executors, "IDLE", 0.5)
+    sb.sweep([replace(tiny, seed=i) for i in range(2, 6)], store=tmp_path)
+    assert workers_of(children()) <= first
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children() == []
+
+
+@needs_two_cores
+def test_workers_that_hold_older_code_are_replaced(tiny, tmp_path, monkeypatch):
+    stamps = executors._stamps([tiny])
+    slot = executors._Slot({"OMP_NUM_THREADS": "1"})
+    slot.stamps = stamps
+    assert slot.suits({"OMP_NUM_THREADS": "1"}, stamps | {"another.py": 1})
+    assert not slot.suits({"OMP_NUM_THREADS": "2"}, stamps)
+    assert not slot.suits({"OMP_NUM_THREADS": "1"}, {path: time + 1 for path, time in stamps.items()})
 
 
 def test_no_process_of_this_file_is_left():
