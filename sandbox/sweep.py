@@ -97,12 +97,13 @@ def sweep(
         raise ValueError(f"executor={executor!r} was given; allowed is an object with a method submit")
     shelf = Store(home() / store)
     unique = {run.hash: run for run in (run.resolved() for run in runs)}
+    seen = {name: shelf.version(name) for name in unique}  # before they are read: what comes later is another's answer
     records = {name: found for name, run in unique.items() if stands(found := shelf.load(name), run, retry)}
     _tell_kept(records)
     pending = {name: run for name, run in unique.items() if name not in records}
     pool = _pool(list(pending.values()), executor, workers)
     display = Display(unique, records, shelf, bar=progress and bool(pending), watch=watch and bool(pending))
-    driver = _Driver(pending, shelf, pool, display)
+    driver = _Driver(pending, seen, shelf, pool, display)
     with _sigterm_unwinds(), contextlib.closing(display), contextlib.closing(driver.records()) as ended:
         for record in ended:  # an error below stops the workers too
             records[record.hash] = record
@@ -150,8 +151,10 @@ def _sigterm_unwinds() -> Iterator[None]:
 class _Driver:
     """Hands runs to a pool, takes records from the store, and waits for what other sweeps are training."""
 
-    def __init__(self, runs: Mapping[str, RunConfig], store: Store, pool: Here, display: Display) -> None:
-        self.runs, self.store, self.pool, self.display = runs, store, pool, display
+    def __init__(
+        self, runs: Mapping[str, RunConfig], seen: Mapping[str, int | None], store: Store, pool: Here, display: Display
+    ) -> None:
+        self.runs, self.seen, self.store, self.pool, self.display = runs, seen, store, pool, display
         self.queue = deque(runs)  # hashes
         self.running: dict[Any, Unit] = {}  # future -> what was submitted
         self.starting: list[str] = []  # what is being submitted: in this process, what is being trained
@@ -183,7 +186,7 @@ class _Driver:
             name = self.queue[0]
             if not self.pool.fits(self.runs[name], len(self.running)):
                 return
-            unit = unit_of(self.runs[name], name, self.store)
+            unit = unit_of(self.runs[name], name, self.store, self.seen[name])
             if self.store.held(name):
                 self.elsewhere[name] = unit
             else:

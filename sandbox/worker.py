@@ -59,14 +59,14 @@ def ended(run: RunConfig, status: str, error: str) -> RunRecord:
     return RunRecord(config=run, hash=run.hash, status=status, error=error, environment=known_identity(run))
 
 
-def unit_of(run: RunConfig, name: str, store: Store) -> Unit:
-    """Return what is shipped for a run: its config, where its record goes, and which record it is to replace."""
+def unit_of(run: RunConfig, name: str, store: Store, seen: int | None = None) -> Unit:
+    """Return what is shipped for a run: its config, where its record goes, and the version of the one it replaces."""
     return {
         "run": run.to_dict(),
         "hash": name,
         "store": str(store.folder),
         "token": uuid.uuid4().hex,
-        "seen": store.version(name),
+        "seen": seen,
     }
 
 
