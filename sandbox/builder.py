@@ -21,7 +21,7 @@ from .config import AdamWConfig, Dion2Config, DionConfig, Factory, GroupPolicy, 
 from .groups import Groups, low_share, orthogonal, policy_of, role_groups, stored_rule
 from .mesh import get_dion_mesh
 from .rates import OPTIONAL, Rates, config_rates, role_rates
-from .roles import DEFAULT
+from .roles import DEFAULT, decide_roles
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> t
         ValueError: nothing to train; no matrix at all under a Dion-family config; as ``build_dion_optimizer``.
     """
     if isinstance(config, Factory):
-        return config.load()(model, **config.kwargs)
+        return _own_optimizer(config, model)
     if type(config) not in (*_NATIVE, AdamWConfig):
         kinds = ", ".join(kind.__name__ for kind in (*_NATIVE, AdamWConfig, Factory))
         raise ValueError(f"a {type(config).__name__} was given as an optimizer's config; allowed are {kinds}")
@@ -159,6 +159,17 @@ def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> t
         group["initial_lr"] = float(group["lr"])
         _log(group, rates)
     return optimizer
+
+
+def _own_optimizer(config: Factory, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a factory: an optimizer class gets one group a role, any other callable the model."""
+    make = config.load()
+    if not (isinstance(make, type) and issubclass(make, torch.optim.Optimizer)):
+        return make(model, **config.kwargs)
+    groups: dict[str, list[nn.Parameter]] = {}
+    for decision in decide_roles(model, DEFAULT)[0]:
+        groups.setdefault(decision.role, []).append(decision.parameter)
+    return make([{"params": params, "role": role} for role, params in groups.items()], **config.kwargs)
 
 
 def _audit(config: Any, model: nn.Module, groups: Groups, rates: Rates) -> None:

@@ -175,6 +175,13 @@ def test_a_model_and_an_optimizer_of_ones_own_train_by_name(tiny):
     assert {row["role"] for row in sb.train(ours).groups} == {"matrix", "vector", "embed", "lm_head"}
 
 
+def test_an_optimizer_class_gets_one_group_a_role(tiny):
+    record = sb.train(replace(tiny, optimizer=Factory(name="torch.optim:NAdam", kwargs={"lr": 0.01})))
+    assert record.status == "finished"
+    assert {row["role"] for row in record.groups} == {"matrix", "vector", "embed", "lm_head"}
+    assert {row["lr"] for row in record.groups} == {0.01}
+
+
 def test_a_model_of_ones_own_needs_a_context(tiny):
     with pytest.raises(ValueError, match="context=None was given"):
         sb.train(replace(tiny, model=Factory.of(CountingModel, vocab_size=256, width=16)))
