@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .config import AdamWConfig, Dion2Config, DionConfig, Factory, GroupPolicy, MuonConfig, NorMuonConfig, RunConfig
-from .groups import Groups, low_share, orthogonal, policy_of, role_groups, stored_rule
+from .groups import Groups, check_complete, low_share, orthogonal, policy_of, role_groups, stored_rule
 from .mesh import get_dion_mesh
 from .rates import OPTIONAL, Rates, config_rates, role_rates
 from .roles import DEFAULT, decide_roles
@@ -158,6 +158,7 @@ def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> t
         group.update(more)
         group["initial_lr"] = float(group["lr"])
         _log(group, rates)
+    check_complete(model, optimizer.param_groups)
     return optimizer
 
 

@@ -158,7 +158,7 @@ def head_rate(scale: Preset | None = None) -> Study:
         name="head-rate",
         question="Which rate does the head want, for AdamW and for Lion?",
         x="optimizer.lm_head_lr",
-        runs=_sweep_of(scale, {"optimizer.lm_head_lr": log_spaced(1e-3, 0.3, scale.rates)}),
+        runs=_sweep_of(scale, {"optimizer.lm_head_lr": log_spaced(1e-3, 0.1, scale.rates)}),
     )
 
 
@@ -171,7 +171,7 @@ def scalar_rate(scale: Preset | None = None) -> Study:
     """Return the sweep of one rate shared by embedding, head and vectors, for AdamW and Lion."""
     scale = scale or preset()
     runs = []
-    for run in _sweep_of(scale, {"optimizer.scalar_lr": log_spaced(3e-3, 1, scale.rates)}):
+    for run in _sweep_of(scale, {"optimizer.scalar_lr": log_spaced(3e-3, 0.3, scale.rates)}):
         rate = run.optimizer.scalar_lr
         runs.append(replace(run, optimizer=replace(run.optimizer, embed_lr=rate, lm_head_lr=rate)))
     return Study(
