@@ -150,8 +150,8 @@ def check_complete(model: nn.Module, groups: Groups) -> None:
             raise ValueError(f"these parameters {what}: {', '.join(found[:8])}; allowed is one group for each")
     if foreign:
         raise ValueError(
-            f"{len(foreign)} of {len(held)} parameters in the groups are not the model's; build the optimizer after the "
-            "model is wrapped, sharded or replaced"
+            f"{len(foreign)} of {len(held)} parameters in the groups are not the model's; build the optimizer after "
+            "wrapping and sharding the model"
         )
 
 

@@ -17,7 +17,7 @@ from sandbox.config import (
     NorMuonConfig,
     Override,
 )
-from sandbox.groups import COLUMNS, brief, group_table, make_groups, role_groups
+from sandbox.groups import COLUMNS, brief, check_complete, group_table, make_groups, role_groups
 from sandbox.model import GPT
 from sandbox.rates import config_rates, role_rates
 from sandbox.roles import decide_roles
@@ -158,6 +158,24 @@ def test_frozen_base_with_adapters_is_nothing_to_warn_of():
     model = gpt().requires_grad_(False)
     model.blocks[0].attn.lora_A = nn.Linear(WIDTH, 2, bias=False)
     assert [len(group["params"]) for group in groups_of(model)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda groups, model: groups[0]["params"].pop(), r"in no group: blocks\.1\.mlp\.down\.weight"),
+        (lambda groups, model: groups[1]["params"].append(groups[2]["params"][0]), r"in two groups: embed\.weight"),
+        (lambda groups, model: groups[1]["params"].append(nn.Parameter(torch.zeros(1))), "1 of 20 .* not the model's"),
+        (lambda groups, model: setattr(model, "extra", nn.Parameter(torch.zeros(1))), "in no group: extra"),
+    ],
+)
+def test_groups_that_are_not_the_models_parameters_once_each_are_refused(spoil, why):
+    model = gpt()
+    groups = groups_of(model)
+    check_complete(model, groups)
+    spoil(groups, model)
+    with pytest.raises(ValueError, match=why):
+        check_complete(model, groups)
 
 
 # --- Overrides ----------------------------------------------------------------------------------------------------
