@@ -200,7 +200,7 @@ def test_an_override_with_a_rate_makes_a_group_of_its_own():
 def test_a_matrix_moved_off_the_orthogonal_optimizer_shows_its_rate_and_decay_in_the_table():
     policy = with_overrides({"pattern": r".*\.o\.weight", "role": "matrix", "algorithm": "adamw", "lr": 0.001})
     config = MuonConfig(lr=0.02, weight_decay=0.1, policy=policy)
-    row = group_table(config.build(gpt()), config).iloc[-1]
+    row = group_table(config.build(gpt()), config).iloc[1]  # beside the other matrices
     assert (row["role"], row["algorithm"], row["lr"], row["weight_decay"]) == ("matrix", "adamw", 0.001, 0.1)
     assert row["names"] == "blocks.0.attn.o.weight, blocks.1.attn.o.weight"
     assert row["reason"].startswith("override")
@@ -404,6 +404,13 @@ def test_a_model_of_mostly_tables_is_warned_of():
 
 def test_a_share_of_the_baselines_matrices_is_nothing_to_warn_of():
     group_table(GPT(ModelConfig(vocab_size=1024, width=8, depth=1, heads=2)), AdamWConfig())
+
+
+def test_rows_come_by_role_also_where_every_matrix_is_stored_otherwise():
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 8), "norm": nn.LayerNorm(8), "up": Conv1D(32, 8)})
+    optimizer = MuonConfig().build(model)
+    assert [group["role"] for group in optimizer.param_groups] == ["matrix", "vector", "embed"]
+    assert group_table(model, MuonConfig()).equals(group_table(optimizer))
 
 
 def test_an_unsure_reason_is_marked():
