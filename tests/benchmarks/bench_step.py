@@ -1,8 +1,9 @@
 """One optimizer step on the small GPT: native, its peers, a plain prototype and the floor, side by side as ratios.
 
 ``make bench`` prints a table for each width. All peers take turns within each round, so that a loaded machine slows
-them alike; a time is the least over rounds, since other work only adds. The floor is the arithmetic of five quintic steps on every matrix over
-this machine's float32 matmul rate, measured in the same run. Without ``--benchmark-enable`` every peer runs once.
+them alike; a time is the least over rounds, since other work only adds. The floor is the arithmetic of five quintic
+steps on every matrix over this machine's float32 matmul rate, measured in the same run. Without
+``--benchmark-enable`` every peer runs once.
 """
 
 import math
