@@ -30,7 +30,6 @@ _DION_MESH = "outer_shard_mesh"  # where upstream's Dion takes its mesh; the oth
 _SHOWN = ("param_names", "reason")  # keys for the reader, not in the reference's groups
 # Fields that are settled here, or mean nothing to the native classes.
 _NOT_NATIVE = {*OPTIONAL, "scalar_opt", "scalar_betas", "scalar_eps", "backend", "policy", "no_compile"}
-_NOT_NATIVE |= {"use_triton", "qr_method"}
 
 
 class _DionFamilyConfig(Protocol):
