@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from .config import AdamWConfig, Dion2Config, DionConfig, Factory, GroupPolicy, MuonConfig, NorMuonConfig, RunConfig
-from .groups import Groups, low_share, orthogonal, policy_of, role_groups, stored_rule
+from .groups import Groups, by_role, check_complete, low_share, orthogonal, policy_of, role_groups, stored_rule
 from .mesh import get_dion_mesh
 from .rates import OPTIONAL, Rates, config_rates, role_rates
-from .roles import DEFAULT
+from .roles import DEFAULT, decide_roles
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ _DION_MESH = "outer_shard_mesh"  # where upstream's Dion takes its mesh; the oth
 _SHOWN = ("param_names", "reason")  # keys for the reader, not in the reference's groups
 # Fields that are settled here, or mean nothing to the native classes.
 _NOT_NATIVE = {*OPTIONAL, "scalar_opt", "scalar_betas", "scalar_eps", "backend", "policy", "no_compile"}
-_NOT_NATIVE |= {"use_triton", "qr_method"}
 
 
 class _DionFamilyConfig(Protocol):
@@ -143,13 +142,13 @@ def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> t
         ValueError: nothing to train; no matrix at all under a Dion-family config; as ``build_dion_optimizer``.
     """
     if isinstance(config, Factory):
-        return config.load()(model, **config.kwargs)
+        return _own_optimizer(config, model)
     if type(config) not in (*_NATIVE, AdamWConfig):
         kinds = ", ".join(kind.__name__ for kind in (*_NATIVE, AdamWConfig, Factory))
         raise ValueError(f"a {type(config).__name__} was given as an optimizer's config; allowed are {kinds}")
     backend = _backend(config, model)
     rates, rule = config_rates(config), stored_rule(config, native=backend == "native")
-    groups = role_groups(model, rates, policy_of(config), stored=rule)
+    groups = by_role(role_groups(model, rates, policy_of(config), stored=rule))
     shown = [{key: group[key] for key in _SHOWN} for group in groups if group["params"]]
     used = [group for group in _contract(groups) if group["params"]]
     _audit(config, model, used, rates)
@@ -158,7 +157,19 @@ def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> t
         group.update(more)
         group["initial_lr"] = float(group["lr"])
         _log(group, rates)
+    check_complete(model, optimizer.param_groups)
     return optimizer
+
+
+def _own_optimizer(config: Factory, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a factory: an optimizer class gets one group a role, any other callable the model."""
+    make = config.load()
+    if not (isinstance(make, type) and issubclass(make, torch.optim.Optimizer)):
+        return make(model, **config.kwargs)
+    groups: dict[str, list[nn.Parameter]] = {}
+    for decision in decide_roles(model, DEFAULT)[0]:
+        groups.setdefault(decision.role, []).append(decision.parameter)
+    return make([{"params": params, "role": role} for role, params in groups.items()], **config.kwargs)
 
 
 def _audit(config: Any, model: nn.Module, groups: Groups, rates: Rates) -> None:

@@ -116,7 +116,8 @@ class Factory(Config):
     """A model or an optimizer of one's own, by importable name, so that a worker process finds it too.
 
     A model's factory is called with ``kwargs`` and returns a module whose forward takes ids ``(B, T)`` and returns
-    logits ``(B, T, V)``, bare or as ``.logits``. An optimizer's is called with the model and ``kwargs``.
+    logits ``(B, T, V)``, bare or as ``.logits``. An optimizer's function is called with the model and ``kwargs``, an
+    optimizer's class with one group a role and ``kwargs``.
     """
 
     name: str  # "package.module:function"

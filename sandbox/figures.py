@@ -73,7 +73,7 @@ def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: 
 
 
 def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return the best rate of a rate sweep for each scalar optimizer: its loss (nats/token), standard error and n."""
+    """Return each scalar optimizer's best rate, whether it lies inside the grid, and its mean loss in nats/token."""
     data = table(records)
     rows = best(data, by="optimizer.scalar_opt")
     return pd.DataFrame(
@@ -82,16 +82,16 @@ def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
             "scalar_opt": rows["optimizer.scalar_opt"],
             "rate": study.x.removeprefix("optimizer."),
             "best": rows[study.x],
-            "inside the grid": rows[study.x].between(data[study.x].min(), data[study.x].max(), inclusive="neither"),
+            "inside": rows[study.x].between(data[study.x].min(), data[study.x].max(), inclusive="neither"),
             "val_loss": rows["mean"],
-            "standard error": rows["standard_error"],
+            "standard_error": rows["standard_error"],
             "n": rows["n"],
         }
     )
 
 
 def against_best(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return what the neighbours of each best rate cost: mean difference in nats/token, paired by seed."""
+    """Return what the neighbours of each best rate cost: ``rate`` minus ``best`` in nats/token, paired by seed."""
     data, by = table(records), "optimizer.scalar_opt"
     tables = []
     for name, rate in best(data, by=by)[[by, study.x]].itertuples(index=False):
@@ -99,8 +99,12 @@ def against_best(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
         rates = sorted(arms[study.x].unique())
         place = rates.index(rate)
         near = arms[arms[study.x].isin(rates[max(place - 1, 0) : place + 2])]
-        tables.append(compare(near, baseline={study.x: rate}))
-    return pd.concat(tables, ignore_index=True)
+        cost = compare(near, baseline={study.x: rate}).rename(columns={study.x: "rate"})
+        cost = cost[["rate", "difference", "standard_error", "n"]]
+        tables.append(cost.assign(study=study.name, scalar_opt=name, best=rate))
+    return pd.concat(tables, ignore_index=True)[
+        ["study", "scalar_opt", "best", "rate", "difference", "standard_error", "n"]
+    ]
 
 
 def verdict(records: Sequence[RunRecord]) -> pd.DataFrame:

@@ -5,6 +5,7 @@ Group order and keys are the reference's (NVIDIA NeMo Automodel ``components/opt
 
 from __future__ import annotations
 
+import collections
 import re
 import typing
 import warnings
@@ -21,7 +22,16 @@ from .roles import DEFAULT, Decision, Role, decide_roles, explain_roles, param_r
 if typing.TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Groups", "Role", "explain_roles", "group_table", "make_groups", "param_roles", "role_groups"]
+__all__ = [
+    "Groups",
+    "Role",
+    "check_complete",
+    "explain_roles",
+    "group_table",
+    "make_groups",
+    "param_roles",
+    "role_groups",
+]
 
 COLUMNS = ("role", "algorithm", "tensors", "elements", "share", "lr", "weight_decay", "reason", "names")
 ALWAYS = ("matrix", "vector", "embed")  # groups that the contract has even when they are empty
@@ -61,12 +71,17 @@ def make_groups(decisions: Sequence[Decision], rates: Rates, policy: GroupPolicy
     usual = {role: tuple(_settings(role, rates).items()) for role in ALWAYS}
     members: dict[tuple[Any, ...], list[Decision]] = {key: [] for key in usual.values()}
     for decision in decisions:
-        plain = decision.override is None and decision.fan is None and not decision.flatten
+        plain = decision.role in usual and not (decision.override or decision.fan or decision.flatten)
         key = usual[decision.role] if plain else tuple(_own_settings(decision, rates, policy, stored).items())
         members.setdefault(key, []).append(decision)
     ordinary, rest = list(usual.values()), list(members)[len(usual) :]
     rest.sort(key=lambda key: dict(key)["role"] != "lm_head")
     return [_group(dict(key), members[key]) for key in ordinary + rest]
+
+
+def by_role(groups: Groups) -> Groups:
+    """Return the groups in the order of their roles, those with settings of their own beside the ordinary one."""
+    return sorted(groups, key=lambda group: typing.get_args(Role).index(group["role"]))
 
 
 def _group(settings: dict[str, Any], members: list[Decision]) -> dict[str, Any]:
@@ -120,6 +135,29 @@ def _own_settings(decision: Decision, rates: Rates, policy: GroupPolicy, stored:
         settings["lr"] = settings.get("lr", rates.base) * fan[0] / fan[1]
         settings["weight_decay"] = settings.get("weight_decay", rates.decay) * fan[1] / fan[0]
     return settings
+
+
+def check_complete(model: nn.Module, groups: Groups) -> None:
+    """Refuse groups, also those of a built optimizer, that do not hold each trainable parameter of ``model`` once.
+
+    Raises:
+        ValueError: a parameter is left over, stands in two places, or is not the model's: an optimizer that was built
+            before the model was sharded or moved would train what nobody uses.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    held = [id(p) for group in groups for p in group["params"]]
+    all_held = set(held)
+    twice = [names.get(key, "?") for key, count in collections.Counter(held).items() if count > 1]
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in all_held]
+    foreign = [key for key in held if key not in names]
+    for what, found in (("are in no group", left), ("are in two groups", twice)):
+        if found:
+            raise ValueError(f"these parameters {what}: {', '.join(found[:8])}; allowed is one group for each")
+    if foreign:
+        raise ValueError(
+            f"{len(foreign)} of {len(held)} parameters in the groups are not the model's; build the optimizer after "
+            "wrapping and sharding the model"
+        )
 
 
 def stored_rule(config: Any, *, native: bool) -> Stored:
@@ -178,7 +216,7 @@ def _model_groups(model: nn.Module, config: Any) -> Groups:
         groups = [_group({"role": role}, [d for d in trainable if d.role == role]) for role in typing.get_args(Role)]
     else:
         rule = stored_rule(config, native=not isinstance(config, AdamWConfig))
-        groups = role_groups(model, config_rates(config), policy_of(config), stored=rule)
+        groups = by_role(role_groups(model, config_rates(config), policy_of(config), stored=rule))
     return [group for group in groups if group["params"]]
 
 

@@ -6,6 +6,7 @@ those of NVIDIA NeMo Automodel and torchtitan: pp, dp_replicate, dp_shard, cp, t
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 _SHARD = ("dp_shard_cp", "dp_shard", "fsdp", "shard")  # the flattened one first: with cp > 1 parameters live on it
@@ -64,7 +65,7 @@ def _axis(parameter: Any, name: str) -> Any:
     if mesh.ndim == 1:
         return mesh
     wide = [axis for axis in range(mesh.ndim) if mesh.size(axis) > 1]
-    sharded = [axis for axis in wide if parameter.placements[axis].is_shard()]
+    sharded = [axis for axis in wide if not parameter.placements[axis].is_replicate()]
     if len(sharded) > 1:
         raise ValueError(f"{name!r} is sharded over {len(sharded)} axes of its mesh; allowed is one")
     if not mesh.mesh_dim_names:
@@ -75,11 +76,13 @@ def _axis(parameter: Any, name: str) -> Any:
 def _by_name(mesh: Any, sizes: dict[str, int]) -> Any:
     if any(sizes.get(name, 1) > 1 for name in _CONTEXT) and not any(name in sizes for name in ("dp_shard_cp", "dp_cp")):
         for name in ("dp_shard_cp", "dp_cp"):
-            try:
-                return mesh[name]  # a flattened axis is known to its mesh without being one of its dimensions
+            try:  # a flattened axis is known to its mesh without being one of its dimensions
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torch wants it kept at hand instead, which only its maker can do
+                    return mesh[name]
             except (KeyError, RuntimeError):
                 continue
-        raise ValueError(f"a mesh with the axes {sizes} was given; flatten dp_shard and cp into dp_shard_cp first")
+        raise ValueError(f"a mesh with the axes {sizes} was given; flatten dp_shard and cp, and pass that mesh itself")
     known = (*_SHARD, *_REPLICATE, *_DATA)
     wide = [name for name in known if sizes.get(name, 0) > 1]
     found = wide or [name for name in known if name in sizes]

@@ -1,6 +1,7 @@
 """The figures say what the tables say, are legible at column width, and leave matplotlib as it was."""
 
 import gc
+import itertools
 import math
 import subprocess
 import sys
@@ -618,3 +619,12 @@ def test_counts_are_said_in_words(number, said):
 )
 def test_rates_are_said_in_two_digits(number, said):
     assert short(number) == said
+
+
+def test_the_labels_of_narrow_panels_do_not_run_into_each_other():
+    figure, axes = panels(1, 3, width=PAGE)
+    for ax in axes.flat:
+        plot_lr_sweep(sweep_table(), ax, x="optimizer.lm_head_lr")
+    figure.draw_without_rendering()
+    boxes = [ax.xaxis.label.get_window_extent() for ax in axes.flat]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))

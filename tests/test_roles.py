@@ -281,6 +281,14 @@ def test_linear_weights_that_a_wrapper_emptied_are_refused():
         param_roles(model)
 
 
+@pytest.mark.parametrize("name", ["flat_param", "storage"])
+def test_a_model_of_one_flat_parameter_is_refused(name):
+    model = nn.Module()
+    model.register_parameter(name, nn.Parameter(torch.zeros(1000)))
+    with pytest.raises(ValueError, match=f"flattened.*{name}"):
+        param_roles(model)
+
+
 def test_a_lazy_module_is_refused_before_its_first_forward_pass():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls lazy modules experimental

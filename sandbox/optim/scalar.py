@@ -11,7 +11,10 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from . import lists
 
-FUSED = ("cpu", "cuda")  # device types for which torch has a fused AdamW kernel in every version that we allow
+# torch.optim.AdamW(fused=True) calls the same kernel; its name is private, hence the fallback to the public function.
+_fused_adamw_ = getattr(torch, "_fused_adamw_", None)
+ONE = torch.ones(())  # torch.optim's trick: a number would be wrapped anew for every step count on a CPU
+FUSED = ("cpu", "cuda")  # device types for which every version that we allow has the kernel
 
 
 def decay_(x: list[Tensor], direction: list[Tensor], *, rate: float, cautious: bool) -> None:
@@ -52,9 +55,16 @@ def adamw_(
     if cautious:  # the direction has the sign of the momentum to come
         decay_(x, lists.lerp(m, g, 1 - beta1), rate=lr * weight_decay, cautious=True)
         weight_decay = 0.0
-    fused = x[0].device.type in FUSED
+    if _fused_adamw_ is not None and x[0].device.type in FUSED:
+        on_cpu = x[0].device.type == "cpu"
+        lists.add_(steps, ONE, alpha=1.0) if on_cpu else lists.add_(steps, 1)
+        _fused_adamw_(
+            x, g, m, v, [], steps, amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
+            beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=epsilon,
+        )  # fmt: skip
+        return
     torch_adamw(
-        x, g, m, v, [], steps, fused=fused, foreach=not fused, amsgrad=False, maximize=False,
+        x, g, m, v, [], steps, foreach=True, amsgrad=False, maximize=False,
         beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=epsilon,
     )  # fmt: skip
 

@@ -119,6 +119,9 @@ def finish(ax: Axes, x: str, y: str, handles: list[Any], *, grow: bool) -> None:
         ax.legend(handles=handles, loc="best", borderaxespad=0.5, frameon=True, framealpha=0.8)
         return
     figure.draw_without_rendering()
+    if ax.xaxis.label.get_window_extent().width > ax.get_window_extent().width:  # a narrow panel: into its neighbour's
+        ax.set_xlabel(x.replace(", ", ",\n", 1))
+        figure.draw_without_rendering()
     inner, outer, inch = ax.get_window_extent(), ax.get_tightbbox(), figure.dpi
     corner = ScaledTranslation(
         (outer.x0 - inner.x0) / inch, (outer.y0 - inner.y0) / inch - 0.06, figure.dpi_scale_trans

@@ -105,7 +105,12 @@ def _refuse_shapeless(places: list[Place]) -> None:
     lazy = [place.name for place in places if isinstance(place.parameter, UninitializedTensorMixin)]
     if lazy:
         raise ValueError(f"these parameters have no shape before the first forward pass: {', '.join(lazy[:8])}")
-    flat = [place.name for place in places if place.parameter.ndim < 2 and _flat(place)]
+    thin = [place for place in places if place.parameter.ndim < 2]
+    flat = [place.name for place in thin if _is_flattened(place)]
+    if not flat and len(thin) == len(places):  # nothing but vectors: a norm or the like, or what is left of a model?
+        flat = [
+            p.name for p in thin if kind(type(p.module)) == "custom" and meaning(p) == "" and p.parameter.numel() > 1
+        ]
     if flat:
         raise ValueError(
             "a wrapper (FSDP1, ZeRO) has flattened matrices to one dimension, so that none is left to orthogonalize: "
@@ -113,9 +118,9 @@ def _refuse_shapeless(places: list[Place]) -> None:
         )
 
 
-def _flat(place: Place) -> bool:
+def _is_flattened(place: Place) -> bool:
     matrix = place.local == "weight" and kind(type(place.module)) in ("linear", "embedding", "conv1d")
-    return matrix or "flat" in words(place.local)
+    return matrix or place.local in ("_flat_param", "flat_param")
 
 
 def _decide(place: Place, places: Places, tables: Tables, policy: GroupPolicy) -> Decision:

@@ -65,7 +65,7 @@ def _accessors(places: Places, accessor: str) -> set[int]:
                 table = getattr(module, accessor)()
             except (NotImplementedError, AttributeError, TypeError):
                 continue  # so does Hugging Face where a model has no text
-            weight = getattr(table, "weight", None)
+            weight = table if isinstance(table, nn.Parameter) else getattr(table, "weight", None)
             if isinstance(weight, nn.Parameter) and weight.ndim == 2:
                 patches = accessor == "get_input_embeddings" and kind(type(table)) not in ("embedding", "custom")
                 if not patches:  # a vision model's "input embedding" is a linear layer over pixels
