@@ -41,6 +41,7 @@ class Display:
     ) -> None:
         self.runs, self.store = runs, store
         self.records = dict(records)
+        self.settings = varying([RunRecord(config=run, hash=name, status="interrupted") for name, run in runs.items()])
         self.start, self.known, self.last = time.monotonic(), len(records), -1e9
         self.running: dict[str, dict[str, Any]] = {}  # what the workers said last
         self.new_tokens = 0
@@ -56,11 +57,9 @@ class Display:
         self.running.pop(record.hash, None)
         self.new_tokens += int(max(record.curve.get("tokens") or [0]))
         if self.lines:
-            values = varying([*self.records.values()]).iloc[list(self.records).index(record.hash)].dropna()
+            values = self.settings.iloc[list(self.runs).index(record.hash)].dropna()
             settings = ", ".join(f"{name}={value}" for name, value in values.items())
             report(f"{record.hash} {record.status}, {record.val_loss:.4f} nats/token, {settings}")
-        if len(self.records) == len(self.runs):
-            self.last = -1e9  # the end is always shown
 
     def tick(self, running: Iterable[str]) -> None:
         """Look at the runs that are under way and show how far they are; soon after the last time, do nothing."""
@@ -109,8 +108,7 @@ class Display:
                     "val_loss": record.val_loss if record is not None else None,
                 }
             )
-        blank = [RunRecord(config=run, hash=name, status="interrupted") for name, run in self.runs.items()]
-        return pd.DataFrame(rows).join(varying(blank))
+        return pd.DataFrame(rows).join(self.settings)
 
     def curves(self) -> dict[str, dict[str, list[float]]]:
         """Return columns step and train_loss by hash: of what runs, then of what ended last."""

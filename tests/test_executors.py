@@ -91,8 +91,9 @@ def test_submitit_in_this_process_gives_the_same(runs, serial, tmp_path):
     gc.collect()  # submitit leaves its log files open
 
 
-def test_a_preempted_job_is_requeued_and_ends_as_if_nothing_had_been(tiny, tmp_path):
+def test_a_job_preempted_by_sigterm_is_requeued_and_ends_as_if_nothing_had_been(tiny, tmp_path, monkeypatch):
     submitit = pytest.importorskip("submitit", reason="the extra 'cluster' is not installed")
+    monkeypatch.setenv("SUBMITIT_PREEMPT_SIGNAL", "TERM")
     log = tmp_path / "log"
     run = replace(tiny, optimizer=Factory.of(helpers.noting, lr=0.1, log=str(log), name="begun", first_pause=60.0))
     jobs = []
@@ -106,7 +107,7 @@ def test_a_preempted_job_is_requeued_and_ends_as_if_nothing_had_been(tiny, tmp_p
         while not log.exists():
             time.sleep(0.1)
         task = subprocess.check_output(["ps", "--ppid", jobs[0].job_id, "-o", "pid="], text=True)
-        os.kill(int(task), signal.SIGUSR2)  # what submitit has Slurm send ahead of a preemption
+        os.kill(int(task), signal.SIGTERM)
 
     threading.Thread(target=preempt, daemon=True).start()
     executor = Preempted(tmp_path / "logs")
