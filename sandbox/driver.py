@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 from .config import RunConfig
@@ -139,7 +140,9 @@ class Driver:
         if not began and self.strikes[name] < 2:
             self.queue.append(name)
             return
-        record = ended(self.runs[name], "failed", f"the {self.pool.verb} died: {type(error).__name__}: {error}")
+        what = "died" if isinstance(error, BrokenExecutor) else "failed"
+        reason = f"the {self.pool.verb} {what}: {type(error).__name__}: {error}"
+        record = ended(self.runs[name], "failed", reason)
         self._save(record)
         yield record
 
@@ -182,6 +185,4 @@ class Driver:
         for record in list(self.unsaved.values())[:1]:
             self._save(record)
         if self.unsaved:
-            report(
-                f"{len(self.unsaved)} records are in memory only, in what this sweep returns: {', '.join(self.unsaved)}"
-            )
+            report(f"{len(self.unsaved)} records are in memory only, in what this sweep returns")

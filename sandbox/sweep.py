@@ -22,6 +22,7 @@ from .executors import Foreign, Here, Slots, slot_environments
 from .fields import near, with_field
 from .record import RunRecord, home
 from .store import Store, report
+from .train import check_device
 from .worker import stands
 
 OnRecord = Callable[[RunRecord], None]
@@ -83,7 +84,7 @@ def sweep(
         progress: show one bar.
 
     Raises:
-        ValueError: workers below 1, or a status that cannot be retried.
+        ValueError: workers below 1, a status that cannot be retried, or CUDA to be used here where there is none.
         RuntimeError: the executor refuses a run although none is running; finished ones are kept.
     """
     retry = [retry] if isinstance(retry, str) else list(retry)
@@ -122,6 +123,8 @@ def _pool(runs: Sequence[RunConfig], executor: Any, workers: int | None) -> Here
     """Return where to work: the executor given, slots where more than one pays, else this process."""
     if executor is not None:
         return Foreign(executor, workers)
+    for run in runs:
+        check_device(run)
     environments = slot_environments(runs)[:workers][: len(runs)]
     return Slots(environments, runs) if len(environments) > 1 else Here()
 

@@ -41,8 +41,15 @@ def train(run: RunConfig, on_step: OnStep | None = None) -> RunRecord:
         ValueError: the run cannot be trained as configured; nothing was started.
     """
     run = run.resolved()
+    check_device(run)
     with _private_torch(run):
         return _Trainer(run).train(on_step)
+
+
+def check_device(run: RunConfig) -> None:
+    """Raise a ValueError where a resolved run asks for CUDA on a machine without it."""
+    if run.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda' was given on a machine without CUDA; allowed is 'cpu' or 'auto'")
 
 
 def try_train(run: RunConfig, on_step: OnStep | None = None) -> RunRecord:

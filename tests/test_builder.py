@@ -384,10 +384,14 @@ def test_what_is_set_stays_set():
     assert builder.resolve_auto(run) == run
 
 
-def test_cuda_where_there_is_none_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"device='cuda'.*'cpu'"):
-        builder.resolve_auto(config.RunConfig(device="cuda"))
+def test_a_login_node_resolves_runs_of_gpu_nodes_as_they_would(monkeypatch):
+    run = config.RunConfig(device="cuda", optimizer=config.MuonConfig(backend="native"))
+    resolved = []
+    for available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        resolved.append(builder.resolve_auto(run))
+    assert resolved[0] == resolved[1]
+    assert (resolved[0].dtype, resolved[0].optimizer.orthogonalize_dtype) == ("bfloat16", "bfloat16")
 
 
 @pytest.mark.parametrize(

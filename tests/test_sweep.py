@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,26 @@ def test_slots_times_threads_stay_within_the_cores(tiny, monkeypatch):
         environments = slot_environments([replace(tiny, threads=threads)])
         assert len(environments) == slots
         assert {e["OMP_NUM_THREADS"] for e in environments} == {str(threads)}
+
+
+def test_cuda_where_there_is_none_is_refused_unless_an_executor_has_it(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    run = replace(tiny, device="cuda")
+    with pytest.raises(ValueError, match=r"device='cuda'.*'cpu'"):
+        sb.sweep([run], store=tmp_path)
+    sent = []
+
+    class Elsewhere:
+        def submit(self, function, unit):
+            sent.append(unit["run"]["device"])
+            record = replace(sb.train(tiny), config=run.resolved(), hash=run.hash)
+            future = Future()
+            future.set_result({"hash": run.hash, "status": "finished", "record": record.to_dict()})
+            return future
+
+    (record,) = sb.sweep([run], store=tmp_path, executor=Elsewhere())
+    assert (sent, record.status) == (["cuda"], "finished")
+    assert sb.load_records(tmp_path)[0].config.device == "cuda"
 
 
 def test_a_gpu_is_a_slot(tiny, monkeypatch):
