@@ -1,17 +1,14 @@
 """The store: a folder a run, named by its hash, in which its record appears whole or not at all, and at most one claim.
 
 ``<store>/<hash>/record.json`` is what the run left, ``claim`` says who trains it now, ``progress.json`` how far it is.
-Notebooks, processes and the nodes of a cluster may share one store, also over NFS: a claim is made with ``link``, which
-is exclusive there too (open(2), on O_EXCL), its age is read off the file server's own clock, and nothing is locked.
+Notebooks, processes and the nodes of a cluster may share one store, also over NFS (``claims``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterable
@@ -20,12 +17,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from . import claims
 from .record import RunRecord, home, record_path, write_atomic
-
-BEAT = 1.0  # seconds between two touches of a claim
-EXPIRY = 120.0  # seconds without a touch that void a claim; NFS clients may show attributes 60 s old (nfs(5), acregmax)
-
-_held_here: set[str] = set()  # tokens of this process's claims
 
 
 def report(sentence: str) -> None:
@@ -33,40 +26,10 @@ def report(sentence: str) -> None:
     tqdm.write(sentence, file=sys.stderr)
 
 
-@functools.cache
-def place() -> str:
-    """Return what processes share that can see each other by number: host, boot and namespace of process ids."""
-    parts = [platform.node()]
-    with contextlib.suppress(OSError):  # Linux only
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
-    return " ".join(parts)
-
-
-def _started(pid: int) -> str | None:
-    """Return when a process started, in clock ticks since boot (proc(5)); None where it is gone or cannot be told."""
-    with contextlib.suppress(OSError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else fields[19]
-    return None
-
-
-def _alive(pid: int, started: str | None) -> bool:
-    """Return whether that process still runs; a number that another process got since does not count."""
-    if started is not None:
-        return _started(pid) == started
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
 class Store:
     """Records and claims of one folder."""
 
-    def __init__(self, folder: str | Path, *, expiry: float = EXPIRY) -> None:
+    def __init__(self, folder: str | Path, *, expiry: float = claims.EXPIRY) -> None:
         self.folder = Path(folder).absolute()
         self.expiry = expiry
 
@@ -121,156 +84,31 @@ class Store:
 
     def progress(self, name: str) -> dict[str, Any]:
         """Return what the worker of a run wrote last about it; nothing where there is no such file."""
-        return _read_json(self.room(name) / "progress.json")
+        return claims.read_json(self.room(name) / "progress.json")
 
-    def claim(self, name: str, token: str) -> Claim | None:
-        """Return the claim to a run, or None where someone else's holds.
-
-        A claim is void once it was not touched for ``expiry`` seconds, or at once where its process ran here and ended.
-
-        Args:
-            name: the run's hash; its folder has to be there.
-            token: unique to this attempt.
+    def claim(self, name: str, token: str) -> claims.Claim | None:
+        """Return the claim to a run, or None where someone else's holds; ``token`` is unique to this attempt.
 
         Raises:
-            OSError: the folder is not there or cannot be written.
+            OSError: the run's folder is not there or cannot be written.
         """
-        claim, mine = self.room(name) / "claim", self.room(name) / f".claim-{token}"
-        owner = {"token": token, "place": place(), "pid": os.getpid(), "started": _started(os.getpid())}
-        _held_here.add(token)
-        won = False
-        try:
-            with open(mine, "x", encoding="utf-8") as file:
-                json.dump(owner, file)
-            won = _link(mine, claim) or self._take_over(mine, claim)
-            return Claim(self, name, token) if won else None
-        finally:
-            if not won:
-                _held_here.discard(token)
-            with contextlib.suppress(OSError):
-                mine.unlink()
-
-    def _take_over(self, mine: Path, claim: Path) -> bool:
-        """Replace a void claim by one's own; of several that try at once, one succeeds."""
-        door, now = claim.with_name("takeover"), mine.stat().st_mtime
-        if not self._void(claim, now) or not _link(mine, door):
-            with contextlib.suppress(OSError):  # whoever held the door for so long died in these few lines
-                if now - door.stat().st_mtime > self.expiry:
-                    door.unlink()
-            return False
-        try:
-            if not self._void(claim, now):  # seen again, behind the door: nobody else replaces it now
-                return False
-            if not claim.exists():  # given up meanwhile: anyone may have it
-                return _link(mine, claim)
-            os.replace(mine, claim)
-            return True
-        finally:
-            door.unlink(missing_ok=True)
-
-    def _void(self, claim: Path, now: float) -> bool:
-        try:
-            touched = claim.stat().st_mtime
-        except FileNotFoundError:
-            return True
-        owner = _read_json(claim)
-        if owner.get("place") == place():
-            if owner.get("pid") == os.getpid() and owner.get("token") not in _held_here:
-                return True  # left by a Ctrl-C just after it was made
-            if not _alive(owner.get("pid", 0), owner.get("started")):
-                return True
-        return now - touched > self.expiry
+        return claims.take(self.room(name), token, self.expiry)
 
     def held(self, name: str) -> bool:
         """Return whether someone's claim to the run holds."""
-        claim, probe = self.room(name) / "claim", self.room(name) / f".probe-{os.getpid()}-{time.time_ns()}"
-        if not claim.exists():
-            return False
-        try:
-            probe.touch()
-            return not self._void(claim, probe.stat().st_mtime)
-        except OSError:
-            return not self._void(claim, time.time())
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink()
+        return claims.held(self.room(name), self.expiry)
 
     def holds(self, name: str, token: str) -> bool:
         """Return whether the claim to the run is the one with that token."""
-        return _read_json(self.room(name) / "claim").get("token") == token
+        return claims.holds(self.room(name), token)
 
     def stop(self, name: str, token: str) -> None:
         """Ask whoever holds, or will hold, the claim with that token to end the run."""
-        with contextlib.suppress(OSError):
-            (self.room(name) / f"stop-{token}").touch()
+        claims.ask_to_stop(self.room(name), token)
 
     def void(self, name: str, token: str) -> bool:
         """Remove the claim with that token and what belongs to it; return whether it was there."""
-        room, found = self.room(name), self.holds(name, token)
-        for file in (f"stop-{token}", *(("progress.json", "claim") if found else ())):
-            with contextlib.suppress(OSError):
-                (room / file).unlink()
-        return found
-
-
-class Claim:
-    """The right to train one run, for as long as it is touched."""
-
-    def __init__(self, store: Store, name: str, token: str) -> None:
-        self.store, self.name, self.token = store, name, token
-        self.room = store.room(name)
-
-    def mine(self) -> bool:
-        """Return whether nobody took the claim over.
-
-        Raises:
-            OSError: it cannot be told now.
-        """
-        try:
-            return json.loads((self.room / "claim").read_text(encoding="utf-8")).get("token") == self.token
-        except (FileNotFoundError, ValueError):
-            return False
-
-    def stopped(self) -> bool:
-        """Return whether ``Store.stop`` was called for it."""
-        return (self.room / f"stop-{self.token}").exists()
-
-    def touch(self, progress: dict[str, Any]) -> None:
-        """Renew the claim and say how far the run is."""
-        os.utime(self.room / "claim")
-        new = self.room / f".progress-{self.token}"
-        new.write_text(json.dumps(progress), encoding="utf-8")
-        os.replace(new, self.room / "progress.json")
-
-    def release(self) -> None:
-        """Give the claim up, unless it is another's by now."""
-        _held_here.discard(self.token)
-        self.store.void(self.name, self.token)
-
-
-def _link(source: Path, target: Path) -> bool:
-    """Give a file a second name; return whether that name was free."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        return False
-    except OSError:
-        if source.stat().st_nlink == 2:  # NFS may lose the answer of a link that was made (open(2), on O_EXCL)
-            return True
-        try:  # a file system without links
-            with open(target, "xb") as file:
-                file.write(source.read_bytes())
-        except FileExistsError:
-            return False
-    return True
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
+        return claims.remove(self.room(name), token)
 
 
 def _put_aside(path: Path, error: Exception) -> None:

@@ -17,10 +17,11 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .claims import BEAT, Claim
 from .config import RunConfig
 from .environment import identity
 from .record import RunRecord
-from .store import BEAT, Claim, Store
+from .store import Store
 from .train import try_train
 
 POINTS = 200  # of a running run's curve, at most, in its progress file
@@ -85,7 +86,7 @@ def work(unit: Unit, on_row: Callable[[], None] | None = None) -> Unit:
             return {"hash": name, "status": "", "record": _train(run, None).to_dict()}
         if claim is None:
             return {"hash": name, "status": "elsewhere"}
-        shift = _Shift(claim, run, on_row)
+        shift = _Shift(claim, store, run, on_row)
         try:
             return shift.work(unit)
         finally:
@@ -100,8 +101,8 @@ def _train(run: RunConfig, on_step: Callable[[dict[str, float]], None] | None) -
 class _Shift:
     """One claimed run: a thread touches the claim, the training thread asks it whether to go on."""
 
-    def __init__(self, claim: Claim, run: RunConfig, on_row: Callable[[], None] | None) -> None:
-        self.claim, self.run, self.on_row = claim, run, on_row
+    def __init__(self, claim: Claim, store: Store, run: RunConfig, on_row: Callable[[], None] | None) -> None:
+        self.claim, self.store, self.run, self.on_row = claim, store, run, on_row
         self.rows: list[dict[str, float]] = []
         self.reason: str | None = None  # to stop
         self.over = threading.Event()
@@ -113,7 +114,7 @@ class _Shift:
 
     def work(self, unit: Unit) -> Unit:
         """Train, unless a record appeared since the unit was made, and return what ``work`` returns."""
-        store, name = self.claim.store, self.claim.name
+        store, name = self.store, unit["hash"]
         if self.claim.stopped():  # before it began: a job that waited for its turn longer than its sweep lived
             return {"hash": name, "status": "interrupted"}
         fresh = store.version(name) != unit["seen"]
@@ -143,7 +144,7 @@ class _Shift:
             if not self.over.is_set():
                 self.over.set()
                 with contextlib.suppress(OSError):  # without a record it is not finished either
-                    self.claim.store.save(ended(self.run, "interrupted", reason))
+                    self.store.save(ended(self.run, "interrupted", reason))
                 self.claim.release()
 
     def close(self) -> None:

@@ -18,10 +18,11 @@ from sweep_helpers import same
 
 import sandbox as sb
 from sandbox import executors
+from sandbox.claims import EXPIRY
 from sandbox.config import Factory
 from sandbox.executors import slot_environments
 from sandbox.record import RunRecord, record_path
-from sandbox.store import EXPIRY, Store
+from sandbox.store import Store
 from sandbox.worker import unit_of, work
 
 needs_two_cores = pytest.mark.skipif(

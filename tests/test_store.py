@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 import sandbox as sb
+from sandbox.claims import place
 from sandbox.record import RunRecord, record_path
-from sandbox.store import Store, place
+from sandbox.store import Store
 
 BASE = sb.RunConfig(device="cpu", dtype="float32", context=8)
 NAME = "0123456789abcdef"

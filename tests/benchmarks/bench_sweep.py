@@ -44,7 +44,7 @@ def seconds(function, *arguments, **options):
 @needs_two_cores
 def test_sixteen_runs_in_two_slots(benchmark, small, tmp_path):
     timed, stores = benchmark.enabled, itertools.count()
-    run = replace(small, model=replace(small.model, width=64, depth=2), steps=200 if timed else 2, eval_every=1000)
+    run = replace(small, model=replace(small.model, width=64, depth=2), steps=400 if timed else 2, eval_every=1000)
     runs = [replace(run, seed=i) for i in range(16)]
 
     def slots():
