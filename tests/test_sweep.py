@@ -28,7 +28,7 @@ def grid_of(tiny, seeds=2):
 
 def children():
     """Return the processes below this one, as the kernel lists them; loky's resource tracker is one of its own."""
-    found = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True)
+    found = subprocess.run(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True)
     return [line for line in found.stdout.splitlines() if "loky" in line and "resource_tracker" not in line]
 
 
