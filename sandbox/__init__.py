@@ -10,12 +10,23 @@ import typing
 
 _ROOMS = {
     "config": (
-        *("RunConfig", "ModelConfig", "DataConfig", "ScheduleConfig", "GroupPolicy", "Override", "Factory"),
+        *(
+            "RunConfig",
+            "ModelConfig",
+            "DataConfig",
+            "ScheduleConfig",
+            "MeshConfig",
+            "GroupPolicy",
+            "Override",
+            "Factory",
+        ),
         *("MuonConfig", "NorMuonConfig", "Dion2Config", "DionConfig", "AdamWConfig"),
     ),
     "model": ("GPT",),
     "groups": ("param_roles", "group_table"),
     "builder": ("build_dion_optimizer", "is_dion_optimizer"),
+    "mesh": ("get_dion_mesh",),
+    "world": ("open_mesh",),
     "record": ("RunRecord", "table", "curves", "arms", "load_records"),
     "environment": ("stamp",),
     "train": ("train",),
