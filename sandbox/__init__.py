@@ -30,6 +30,7 @@ _ROOMS = {
     "record": ("RunRecord", "table", "curves", "arms", "load_records"),
     "environment": ("stamp",),
     "train": ("train",),
+    "launch": ("launch",),
     "sweep": ("grid", "sweep"),
     "compare": ("compare", "best", "summarize"),
     "plots": ("plot_loss", "plot_lr_sweep", "plot_groups", "plot_shares", "panels", "style"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import figures, studies
+from .launch import TIMEOUT, work
 from .record import reports_home, save_records
 from .sweep import sweep
 
@@ -64,7 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--preset", choices=list(studies.PRESETS), help="default: SANDBOX_PRESET, else quick")
     command.add_argument("--workers", type=int, help="processes; default: as many as there is room for")
     command.add_argument("--keep", type=Path, metavar="FOLDER", help="also write the records of each study to one file")
+    command = commands.add_parser("train", help="train the run in a JSON file; on a mesh, under torchrun")
+    command.add_argument("run", type=Path, help="what RunConfig.to_dict() gives, as JSON")
+    command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the record; default: runs")
+    command.add_argument("--checkpoints", type=Path, help="folder; default: one of the run's own")
+    command.add_argument("--wait", type=float, default=TIMEOUT, help="seconds that a rank waits for the others")
+    command.add_argument("--watched", type=int, help=argparse.SUPPRESS)  # by the launcher with this process id
     options = parser.parse_args(arguments)
+    if options.command == "train":
+        more = {"wait": options.wait, "checkpoints": options.checkpoints, "watched": options.watched}
+        return work(options.run, options.out, **more)
     try:
         make_figures(studies.preset(options.preset), workers=options.workers, keep=options.keep)
     except ValueError as error:

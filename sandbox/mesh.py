@@ -59,6 +59,22 @@ def parameter_mesh(model: Any) -> Any:
     return next(iter(found), None)
 
 
+def refuse_whole(mesh: Any, model: Any) -> None:
+    """Return unless ``mesh`` is a shard axis and the model's matrices are still whole: sharding comes first.
+
+    Parameters that are sharded later are new ones, of which the optimizer would know nothing.
+
+    Raises:
+        ValueError: the model is to be sharded before its optimizer is built.
+    """
+    name = (getattr(mesh, "mesh_dim_names", None) or ("",))[0]
+    if name in _SHARD and mesh.size() > 1 and parameter_mesh(model) is None:
+        raise ValueError(
+            f"the mesh axis {name!r} of size {mesh.size()} was given for a model that is not sharded; call fully_shard "
+            "first, then build the optimizer (of a DDP model, pass sandbox.world.process_group_of)"
+        )
+
+
 def _axis(parameter: Any, name: str) -> Any:
     """Return the axis of its mesh that a DTensor is spread over: the one that shards it, else one that repeats it."""
     mesh = parameter.device_mesh

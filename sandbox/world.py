@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import gc
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from .config import MeshConfig
+from .optim.ranks import RankMissing, missing
 
 AXES = ("dp_replicate", "dp_shard")
+_BROKEN = re.compile(r"gloo|nccl|time[d]?\s?out|connection|socket|broken pipe", re.IGNORECASE)
 TIMEOUT = 300.0  # seconds that a rank waits for the others before it says who is missing
 
 
@@ -64,8 +70,19 @@ def _open(kind: str, world: int, timeout: datetime.timedelta) -> None:
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if world == 1 and "RANK" not in os.environ:
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(**options)
+        store, rank = dist.HashStore(), 0
+    else:  # a store of its own for each opening: what an earlier group left in a shared one would be taken for ours
+        store, rank = dist.PrefixStore(f"sandbox-{next(_OPENED)}", _rendezvous()), int(os.environ["RANK"])
+    dist.init_process_group(**options, store=store, rank=rank, world_size=world)
+
+
+_OPENED = itertools.count()
+
+
+@functools.cache
+def _rendezvous() -> Any:
+    """Return the store that torchrun's ranks share, connected to once a process."""
+    return next(iter(rendezvous("env://")))[0]
 
 
 def _close(*, wait: bool) -> None:
@@ -127,6 +144,18 @@ class World:
         share = batch_size // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
+    @contextlib.contextmanager
+    def names_the_missing(self) -> Iterator[None]:
+        """Turn what torch's collectives raise when a rank is gone or hangs into a RankMissing that names it."""
+        try:
+            yield
+        except RankMissing:
+            raise
+        except RuntimeError as error:
+            if self.size == 1 or not _BROKEN.search(str(error)):
+                raise
+            raise RankMissing(f"{missing(None, 'train')} the training ({str(error).splitlines()[0]})") from error
+
     def mean(self, value: Tensor) -> float:
         """Return the mean of a number over all ranks, the same on each of them."""
         if self.size == 1:
@@ -142,3 +171,16 @@ class World:
         total = torch.tensor(values, dtype=torch.float64, device=device)
         dist.all_reduce(total, group=self.mesh["dp_shard"].get_group())
         return total.tolist()
+
+
+def part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, as an alias without gradient."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def clip_(parameters: Iterable[nn.Parameter], norm: float) -> None:
+    """Scale the gradients so that their norm over all parameters, and all shards of them, is at most ``norm``."""
+    parameters = [p for p in parameters if p.grad is not None]
+    total = nn.utils.get_total_norm([p.grad for p in parameters])
+    total = total.full_tensor() if hasattr(total, "full_tensor") else total
+    nn.utils.clip_grads_with_norm_(parameters, norm, total)

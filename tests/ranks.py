@@ -4,6 +4,7 @@ A case is a function of the number of ranks that returns what the tests look at;
 """
 
 import contextlib
+import faulthandler
 import os
 import socket
 import subprocess
@@ -23,6 +24,7 @@ def run_ranks(folder, size, module, *, timeout=150):
         port = probe.getsockname()[1]
     environment = os.environ | {
         "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "RANKS_TIMEOUT": str(timeout),
         "PYTHONPATH": os.pathsep.join((str(HERE.parent), str(HERE))),
     }  # fmt: skip
     command = [sys.executable, "-W", "error", str(HERE / "ranks.py"), str(folder), module]
@@ -33,7 +35,9 @@ def run_ranks(folder, size, module, *, timeout=150):
     ]
     until = time.monotonic() + timeout
     try:
-        codes = [rank.wait(max(0.1, until - time.monotonic())) for rank in ranks]
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
+            time.sleep(0.05)
+        codes = [rank.poll() for rank in ranks]
     finally:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
@@ -44,7 +48,7 @@ def run_ranks(folder, size, module, *, timeout=150):
             log.seek(0)
             texts.append(log.read().decode())
             log.close()
-    if any(codes):
+    if codes != [0] * size:
         raise RuntimeError(f"ranks ended with {codes}:\n" + "\n".join(texts))
     import torch
 
@@ -59,6 +63,7 @@ def main(folder, module):
     import torch
 
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(int(os.environ["RANKS_TIMEOUT"]) - 10)  # says where a rank hangs
     cases = importlib.import_module(module).CASES
     answers, rank, size = {}, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for case in cases:
