@@ -31,6 +31,7 @@ _ROOMS = {
     "environment": ("stamp",),
     "train": ("train",),
     "launch": ("launch",),
+    "plan": ("plan",),
     "sweep": ("grid", "sweep"),
     "compare": ("compare", "best", "summarize"),
     "plots": ("plot_loss", "plot_lr_sweep", "plot_groups", "plot_shares", "panels", "style"),

@@ -30,6 +30,7 @@ from .train import OnStep, train
 from .world import TIMEOUT
 
 POLL = 0.1  # seconds between two looks at the ranks
+GRACE = 5.0  # seconds after the first rank's error, in which the others tell theirs
 PATIENCE = 10.0  # seconds that torchrun gets to notice that its ranks are gone
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -106,7 +107,7 @@ def _watch(
     agent: subprocess.Popen[bytes], folder: Path, run: RunConfig, *, timeout: float | None, on_step: Any, progress: bool
 ) -> None:
     """Return when torchrun has ended, showing the steps meanwhile."""
-    start, seen = time.monotonic(), 0
+    start, seen, failed = time.monotonic(), 0, None
     with tqdm(total=run.steps, disable=not progress, desc=f"{run.mesh.size} ranks", unit="step") as bar:
         while True:
             ended = agent.poll() is not None
@@ -119,6 +120,10 @@ def _watch(
             seen = len(rows)
             if ended or (folder / f"{run.hash}.json").is_file():
                 break
+            if failed is None and any(folder.glob("rank*.error")):
+                failed = time.monotonic()
+            if failed is not None and time.monotonic() - failed > GRACE:
+                return  # a hung rank would make torchrun wait for half a minute
             if timeout is not None and time.monotonic() - start > timeout:
                 raise LaunchFailed(f"the launch took longer than timeout={timeout:g} s, at step {seen} of {run.steps}")
             time.sleep(POLL)

@@ -12,7 +12,7 @@ import torch
 import sandbox as sb
 from sandbox.checkpoint import CheckpointFailed, complete
 from sandbox.train import train
-from sandbox.world import World, open_mesh
+from sandbox.world import World, open_mesh, part
 
 OPTIMIZERS = {
     "muon-adamw": sb.MuonConfig(lr=0.02, embed_lr=0.01, lm_head_lr=0.01, scalar_lr=0.003),
@@ -149,6 +149,36 @@ def foreign(size, folder):
         return str(error)
 
 
+def plans(size, folder):
+    """Bytes held by each role and sent in a step: the plan's against the real ones, on this rank."""
+    answers = {}
+    for name, optimizer in {**OPTIMIZERS, "dion2-local": sb.Dion2Config(selection_scope="local")}.items():
+        for kind, config in meshes(size).items():
+            planned = sb.plan(sb.GPT(base(folder).model, device="meta"), optimizer, config)
+            with open_mesh(config, device="cpu") as mesh:
+                world = World(mesh)
+                model = world.wrap(sb.GPT(base(folder).model))
+                built = optimizer.build(model, world.optimizer_mesh(model))
+                sent = []
+                for _ in range(2):
+                    for p in model.parameters():
+                        p.grad = torch.ones_like(p)
+                    before = built._ranks.sent if hasattr(built, "_ranks") else 0
+                    built.step()
+                    sent.append(built._ranks.sent - before if hasattr(built, "_ranks") else 0)
+                rank = (mesh["dp_shard"] if config.dp_shard > 1 else mesh["dp_replicate"]).get_local_rank()
+            held = {}
+            for group in built.param_groups:
+                row = held.setdefault(group["role"], [0, 0])
+                for p in group["params"]:
+                    row[0] += part(p).nbytes
+                    row[1] += sum(part(t).nbytes for t in built.state[p].values())
+            own = planned.table[planned.table["rank"] == rank].set_index("role")
+            expected = {role: [row["parameter_bytes"], row["state_bytes"]] for role, row in own.iterrows()}
+            answers[kind, name] = (held == expected, sent[1], int(planned.ranks()["optimizer_sent"][rank]))
+    return answers
+
+
 def bad_batch(size, folder):
     try:
         train(replace(base(folder), mesh=sb.MeshConfig(dp_shard=size), batch_size=size + 1))
@@ -168,7 +198,7 @@ def everything(size, folder):
     """All the above in one process group, which is opened and closed once; the first case opens its own."""
     answers = {"diverges_alike": diverges_alike(size, folder)}
     with open_mesh(sb.MeshConfig(dp_shard=size), device="cpu", timeout=60):
-        for case in (curves, mesh_of_one, checkpoints, other_sizes, cut_off, foreign, full_disk, bad_batch):
+        for case in (curves, mesh_of_one, checkpoints, other_sizes, cut_off, foreign, full_disk, bad_batch, plans):
             answers[case.__name__] = case(size, folder)
     return answers
 

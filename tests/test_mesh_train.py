@@ -87,6 +87,13 @@ def test_a_folder_of_another_run_is_refused(launches, size):
 
 
 @pytest.mark.parametrize("size", [2, 4])
+def test_the_plan_is_what_is_held_and_sent_to_the_byte(launches, size):
+    for answer in of(launches, size, "plans"):
+        assert {key: value for key, value in answer.items() if not value[0] or value[1] != value[2]} == {}
+        assert all(value[1] > 0 for (_, name), value in answer.items() if name != "adamw")
+
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_batch_that_does_not_divide_by_the_ranks_is_an_error(launches, size):
     assert all(f"batch_size={size + 1} was given for {size} ranks" in a for a in of(launches, size, "bad_batch"))
 
