@@ -38,7 +38,7 @@ _ROOMS = {
     "report": ("save_figure",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_SUBMODULES = ("config", "data", "groups", "builder", "mesh", "optim", "studies", "figures")
+_SUBMODULES = ("config", "data", "groups", "builder", "mesh", "world", "optim", "studies", "figures")
 
 __all__ = sorted(_HOME)
 

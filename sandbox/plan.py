@@ -51,17 +51,18 @@ class Plan:
         done = self.ranks()["operations"]
         return float(done.max() / done.mean()) if done.mean() else 1.0
 
-    def seconds(self, *, tokens: int, flops: float, bandwidth: float) -> dict[str, float]:
+    def seconds(self, *, tokens: int, flops: float, bandwidth: float, active: float | None = None) -> dict[str, float]:
         """Return the seconds of one step that each part takes on the slowest rank, and ``communication``'s share.
 
         Args:
             tokens: a step, over all ranks; the model costs 6 operations for each element and token (arXiv 2001.08361).
             flops: operations a second that a rank really reaches.
             bandwidth: bytes a second that really leave a rank. Nothing is taken to overlap, which is pessimistic.
+            active: elements that a token uses; None: all.
         """
         worst = self.ranks().max()
         parts = {
-            "model": 6.0 * self.elements * tokens / self.mesh.size / flops,
+            "model": 6.0 * (active or self.elements) * tokens / self.mesh.size / flops,
             "orthogonalization": float(worst["operations"]) / flops,
             "model_sent": float(worst["model_sent"]) / bandwidth,
             "optimizer_sent": float(worst["optimizer_sent"]) / bandwidth,

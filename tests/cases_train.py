@@ -159,13 +159,13 @@ def plans(size, folder):
                 world = World(mesh)
                 model = world.wrap(sb.GPT(base(folder).model))
                 built = optimizer.build(model, world.optimizer_mesh(model))
-                sent = []
+                sent, ranks = [], getattr(built, "_ranks", None)  # none in one process, and with torch's AdamW
                 for _ in range(2):
                     for p in model.parameters():
                         p.grad = torch.ones_like(p)
-                    before = built._ranks.sent if hasattr(built, "_ranks") else 0
+                    before = ranks.sent if ranks else 0
                     built.step()
-                    sent.append(built._ranks.sent - before if hasattr(built, "_ranks") else 0)
+                    sent.append(ranks.sent - before if ranks else 0)
                 rank = (mesh["dp_shard"] if config.dp_shard > 1 else mesh["dp_replicate"]).get_local_rank()
             held = {}
             for group in built.param_groups:
