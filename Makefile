@@ -1,9 +1,9 @@
-# make figures | make test | make lab | make bench: each sets up .venv by itself, once.
+# make figures | make test | make lab | make bench | make zoo: each sets up .venv by itself, once.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: figures test lab bench .venv
+.PHONY: figures test lab bench zoo .venv
 
 figures: $(STAMP)
 	$(BIN)/python -m sandbox figures
@@ -19,6 +19,9 @@ lab: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only
+
+zoo: $(STAMP)
+	$(BIN)/python tests/zoo.py
 
 .venv: $(STAMP)
 

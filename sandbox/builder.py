@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .config import AdamWConfig, Dion2Config, DionConfig, Factory, GroupPolicy, MuonConfig, NorMuonConfig, RunConfig
-from .groups import Groups, check_complete, low_share, orthogonal, policy_of, role_groups, stored_rule
+from .groups import Groups, by_role, check_complete, low_share, orthogonal, policy_of, role_groups, stored_rule
 from .mesh import get_dion_mesh, refuse_whole
 from .rates import OPTIONAL, Rates, config_rates, role_rates
 from .roles import DEFAULT, decide_roles
@@ -30,7 +30,6 @@ _DION_MESH = "outer_shard_mesh"  # where upstream's Dion takes its mesh; the oth
 _SHOWN = ("param_names", "reason")  # keys for the reader, not in the reference's groups
 # Fields that are settled here, or mean nothing to the native classes.
 _NOT_NATIVE = {*OPTIONAL, "scalar_opt", "scalar_betas", "scalar_eps", "backend", "policy", "no_compile"}
-_NOT_NATIVE |= {"use_triton", "qr_method"}
 
 
 class _DionFamilyConfig(Protocol):
@@ -149,7 +148,7 @@ def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> t
         raise ValueError(f"a {type(config).__name__} was given as an optimizer's config; allowed are {kinds}")
     backend = _backend(config, model)
     rates, rule = config_rates(config), stored_rule(config, native=backend == "native")
-    groups = role_groups(model, rates, policy_of(config), stored=rule)
+    groups = by_role(role_groups(model, rates, policy_of(config), stored=rule))
     shown = [{key: group[key] for key in _SHOWN} for group in groups if group["params"]]
     used = [group for group in _contract(groups) if group["params"]]
     _audit(config, model, used, rates)

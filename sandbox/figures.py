@@ -73,7 +73,7 @@ def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: 
 
 
 def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return the best rate of a rate sweep for each scalar optimizer: its loss (nats/token), standard error and n."""
+    """Return each scalar optimizer's best rate, whether it lies inside the grid, and its mean loss in nats/token."""
     data = table(records)
     rows = best(data, by="optimizer.scalar_opt")
     return pd.DataFrame(
@@ -82,9 +82,9 @@ def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
             "scalar_opt": rows["optimizer.scalar_opt"],
             "rate": study.x.removeprefix("optimizer."),
             "best": rows[study.x],
-            "inside the grid": rows[study.x].between(data[study.x].min(), data[study.x].max(), inclusive="neither"),
+            "inside": rows[study.x].between(data[study.x].min(), data[study.x].max(), inclusive="neither"),
             "val_loss": rows["mean"],
-            "standard error": rows["standard_error"],
+            "standard_error": rows["standard_error"],
             "n": rows["n"],
         }
     )

@@ -79,6 +79,11 @@ def make_groups(decisions: Sequence[Decision], rates: Rates, policy: GroupPolicy
     return [_group(dict(key), members[key]) for key in ordinary + rest]
 
 
+def by_role(groups: Groups) -> Groups:
+    """Return the groups in the order of their roles, those with settings of their own beside the ordinary one."""
+    return sorted(groups, key=lambda group: typing.get_args(Role).index(group["role"]))
+
+
 def _group(settings: dict[str, Any], members: list[Decision]) -> dict[str, Any]:
     reasons = ", ".join(dict.fromkeys(d.reason + (" (?)" if d.unsure else "") for d in members))
     names = [d.name for d in members]
@@ -150,8 +155,8 @@ def check_complete(model: nn.Module, groups: Groups) -> None:
             raise ValueError(f"these parameters {what}: {', '.join(found[:8])}; allowed is one group for each")
     if foreign:
         raise ValueError(
-            f"{len(foreign)} of {len(held)} parameters in the groups are not the model's; build the optimizer after the "
-            "model is wrapped, sharded or replaced"
+            f"{len(foreign)} of {len(held)} parameters in the groups are not the model's; build the optimizer after "
+            "wrapping and sharding the model"
         )
 
 
@@ -211,7 +216,7 @@ def _model_groups(model: nn.Module, config: Any) -> Groups:
         groups = [_group({"role": role}, [d for d in trainable if d.role == role]) for role in typing.get_args(Role)]
     else:
         rule = stored_rule(config, native=not isinstance(config, AdamWConfig))
-        groups = role_groups(model, config_rates(config), policy_of(config), stored=rule)
+        groups = by_role(role_groups(model, config_rates(config), policy_of(config), stored=rule))
     return [group for group in groups if group["params"]]
 
 

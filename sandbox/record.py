@@ -203,13 +203,17 @@ def table(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 
 def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Return one row a step of every run: config_hash, status, the curve, losses where evaluated, what varies."""
+    """Return one row a step of every run: config_hash, status, the curve, losses where evaluated, what varies.
+
+    ``seconds`` counts training alone, at the run's mean speed.
+    """
     records = list(records)
     frames = []
     for record, (_, settings) in zip(records, varying(records).iterrows() if records else (), strict=True):
         frame = pd.DataFrame(record.curve or {"step": [], "tokens": [], "train_loss": [], "factor": []})
         evaluated = pd.DataFrame(record.evaluations or {"step": [], "val_loss": [], "val_bpb": []})
         frame = frame.merge(evaluated, on="step", how="left")
+        frame["seconds"] = frame["tokens"] / record.timing.get("tokens_per_second", math.nan)
         frame.insert(0, "config_hash", record.hash)
         frame.insert(1, "status", record.status)
         frames.append(frame.assign(**settings.to_dict()))

@@ -18,7 +18,19 @@ import torch
 from torch import nn
 
 from .compare import best
-from .config import DataConfig, GroupPolicy, ModelConfig, MuonConfig, Override, RunConfig, ScheduleConfig
+from .config import (
+    AdamWConfig,
+    DataConfig,
+    Dion2Config,
+    DionConfig,
+    GroupPolicy,
+    ModelConfig,
+    MuonConfig,
+    NorMuonConfig,
+    Override,
+    RunConfig,
+    ScheduleConfig,
+)
 from .fields import near
 from .groups import group_table
 from .model import GPT, transformers_model
@@ -126,7 +138,7 @@ def base_run(scale: Preset) -> RunConfig:
     return RunConfig(
         model=scale.model,
         data=scale.data,
-        optimizer=MuonConfig(lr=0.02, embed_lr=0.3, lm_head_lr=0.02, scalar_lr=0.003),
+        optimizer=MuonConfig(lr=0.02, embed_lr=0.3, lm_head_lr=0.01, scalar_lr=0.003),
         schedule=ScheduleConfig(warmup=0.05, decay=0.3),
         steps=scale.steps,
         batch_size=scale.batch_size,
@@ -213,6 +225,28 @@ def grouping(scale: Preset | None = None) -> Study:
         question="What does it cost to hand the embedding and the head to the orthogonal optimizer?",
         x="optimizer.lr",
         runs=tuple(grid(right, **axes) + grid(wrong, **axes)),
+    )
+
+
+def optimizers(scale: Preset | None = None) -> Study:
+    """Return the four Dion-family optimizers and AdamW, each over base rates of its own; all else is the same."""
+    scale = scale or preset()
+    # Three times as long: in so few steps as a rate sweep has, the tables learn and the matrices hardly matter.
+    start, count = replace(base_run(scale), steps=3 * scale.steps), max(3, scale.rates - 2)
+    shared = {"embed_lr": 0.3, "lm_head_lr": 0.01, "scalar_lr": 0.003}
+    grids = {
+        **dict.fromkeys((MuonConfig, NorMuonConfig, Dion2Config, DionConfig), log_spaced(0.0025, 0.16, count)),
+        AdamWConfig: log_spaced(0.0005, 0.032, count),
+    }
+    runs: list[RunConfig] = []
+    for kind, rates in grids.items():
+        axes = {"optimizer.lr": rates, "seed": list(range(scale.seeds))}
+        runs += grid(replace(start, optimizer=kind(**shared)), **axes)
+    return Study(
+        name="optimizers",
+        question="Each at its own best base rate, which matrix optimizer trains best, per step and per second?",
+        x="optimizer.lr",
+        runs=tuple(runs),
     )
 
 

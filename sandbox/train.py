@@ -23,6 +23,7 @@ from .config import Factory, RunConfig
 from .environment import environment, identity, peak_bytes
 from .groups import group_table
 from .model import GPT, next_token_loss
+from .optim import NonFiniteGradient
 from .record import RunRecord, home
 from .world import TIMEOUT, World, clip_, open_mesh, part
 
@@ -167,19 +168,26 @@ class _Trainer:
         for column, value in zip(curve, (step + 1, (step + 1) * self.tokens_a_step, train_loss, factor), strict=True):
             curve[column].append(value)
         if not train_loss <= EXPLODED * curve["train_loss"][0]:  # also catches NaN
-            self.record.status = "diverged"
-            self.record.error = f"training loss {train_loss:.4g} nats/token at step {step + 1}"
-            return False
+            return self._diverged(f"training loss {train_loss:.4g} nats/token at step {step + 1}")
         evaluated = (step + 1) % run.eval_every == 0 or step + 1 == run.steps
         before = self._weights() if evaluated else None
-        with self._timed("optimizer"):
-            self._update(factor)
+        try:
+            with self._timed("optimizer"):
+                self._update(factor)
+        except NonFiniteGradient as error:  # the loss can be finite where its gradient is not
+            return self._diverged(f"{error} at step {step + 1}")
         if before is not None:
             self._note_rms(step + 1, before)
             with self._timed("evaluation"):
-                self._evaluate(step + 1)
+                val_loss = self._evaluate(step + 1)
+            if not math.isfinite(val_loss):
+                return self._diverged(f"validation loss {val_loss:.4g} nats/token after step {step + 1}")
         self.optimizer.zero_grad(set_to_none=True)
         return True
+
+    def _diverged(self, reason: str) -> bool:
+        self.record.status, self.record.error = "diverged", reason
+        return False
 
     def _loss(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
         with torch.autocast(self.run.device, torch.bfloat16, enabled=self.run.dtype == "bfloat16"):
@@ -199,7 +207,7 @@ class _Trainer:
             torch.cuda.synchronize()
 
     @torch.no_grad()
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int) -> float:
         self.model.eval()
         rows, device = self.rows, self.run.device
         losses = [self.world.mean(self._loss(x[rows].to(device), y[rows].to(device))) for x, y in self.validation]
@@ -208,6 +216,7 @@ class _Trainer:
         bpb = loss / math.log(2) / self.tokens.bytes_per_token
         for column, value in zip(self.record.evaluations, (step, loss, bpb), strict=True):
             self.record.evaluations[column].append(value)
+        return loss
 
     def _weights(self) -> list[list[Tensor]]:
         return [[part(p).clone() for p in group["params"]] for group in self.optimizer.param_groups]

@@ -17,7 +17,7 @@ from sandbox.config import (
     NorMuonConfig,
     Override,
 )
-from sandbox.groups import COLUMNS, brief, group_table, make_groups, role_groups
+from sandbox.groups import COLUMNS, brief, check_complete, group_table, make_groups, role_groups
 from sandbox.model import GPT
 from sandbox.rates import config_rates, role_rates
 from sandbox.roles import decide_roles
@@ -160,6 +160,24 @@ def test_frozen_base_with_adapters_is_nothing_to_warn_of():
     assert [len(group["params"]) for group in groups_of(model)] == [1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda groups, model: groups[0]["params"].pop(), r"in no group: blocks\.1\.mlp\.down\.weight"),
+        (lambda groups, model: groups[1]["params"].append(groups[2]["params"][0]), r"in two groups: embed\.weight"),
+        (lambda groups, model: groups[1]["params"].append(nn.Parameter(torch.zeros(1))), "1 of 20 .* not the model's"),
+        (lambda groups, model: setattr(model, "extra", nn.Parameter(torch.zeros(1))), "in no group: extra"),
+    ],
+)
+def test_groups_that_are_not_the_models_parameters_once_each_are_refused(spoil, why):
+    model = gpt()
+    groups = groups_of(model)
+    check_complete(model, groups)
+    spoil(groups, model)
+    with pytest.raises(ValueError, match=why):
+        check_complete(model, groups)
+
+
 # --- Overrides ----------------------------------------------------------------------------------------------------
 
 
@@ -182,7 +200,7 @@ def test_an_override_with_a_rate_makes_a_group_of_its_own():
 def test_a_matrix_moved_off_the_orthogonal_optimizer_shows_its_rate_and_decay_in_the_table():
     policy = with_overrides({"pattern": r".*\.o\.weight", "role": "matrix", "algorithm": "adamw", "lr": 0.001})
     config = MuonConfig(lr=0.02, weight_decay=0.1, policy=policy)
-    row = group_table(config.build(gpt()), config).iloc[-1]
+    row = group_table(config.build(gpt()), config).iloc[1]  # beside the other matrices
     assert (row["role"], row["algorithm"], row["lr"], row["weight_decay"]) == ("matrix", "adamw", 0.001, 0.1)
     assert row["names"] == "blocks.0.attn.o.weight, blocks.1.attn.o.weight"
     assert row["reason"].startswith("override")
@@ -386,6 +404,13 @@ def test_a_model_of_mostly_tables_is_warned_of():
 
 def test_a_share_of_the_baselines_matrices_is_nothing_to_warn_of():
     group_table(GPT(ModelConfig(vocab_size=1024, width=8, depth=1, heads=2)), AdamWConfig())
+
+
+def test_rows_come_by_role_also_where_every_matrix_is_stored_otherwise():
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 8), "norm": nn.LayerNorm(8), "up": Conv1D(32, 8)})
+    optimizer = MuonConfig().build(model)
+    assert [group["role"] for group in optimizer.param_groups] == ["matrix", "vector", "embed"]
+    assert group_table(model, MuonConfig()).equals(group_table(optimizer))
 
 
 def test_an_unsure_reason_is_marked():

@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 
+import sandbox as sb
 from sandbox.optim import Dion, Dion2, Muon, NonFiniteGradient, NorMuon
 
 ALL = (Muon, NorMuon, Dion2, Dion)
@@ -175,6 +176,30 @@ def test_rms_scale_is_that_of_the_longer_side(cls, shape):
     full = {"fraction": 1.0} if cls is Dion2 else {}
     cls([p], lr=0.1, weight_decay=0.0, adjust_lr="rms_norm", newton_schulz_func=polar, **full).step()
     assert (p.detach() - before).norm().item() == pytest.approx(0.1 * 3.2 * 64**0.5, rel=1e-4)
+
+
+def test_a_config_does_not_lose_a_kernel_switch_on_the_way():
+    config = sb.MuonConfig(use_triton=True)
+    with pytest.raises(ValueError, match="use_triton=True"):
+        config.build(sb.GPT(sb.ModelConfig(width=8, depth=1, context=8)))
+
+
+def test_the_dtype_to_orthogonalize_in_is_an_option():
+    def moved(**options):
+        p = parameter(16, 16)
+        Muon([p], lr=1.0, weight_decay=0.0, **options).step()
+        return p.detach()
+
+    assert torch.equal(moved(), moved(orthogonalize_dtype="float32"))  # auto, on a CPU
+    rounding = (moved() - moved(orthogonalize_dtype="bfloat16")).abs().max()
+    assert 1e-4 < rounding < 0.1
+
+
+def test_newton_schulz_is_an_option():
+    seen = [parameter(16, 16), parameter(16, 16)]
+    for p, polar_express in zip(seen, (True, False), strict=True):
+        Muon([p], lr=1.0, use_polar_express=polar_express).step()
+    assert (seen[0] - seen[1]).abs().max() > 1e-3
 
 
 def polar(matrices, epsilon):

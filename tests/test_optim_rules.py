@@ -6,7 +6,7 @@ import pytest
 import torch
 from optim_helpers import ROUND_OFF, assert_same, every, exact, gradients_like, iterated, randn, trajectory
 
-from sandbox.optim import Dion, Dion2, Muon, NorMuon, dion_update, normuon_update
+from sandbox.optim import Dion, Dion2, Muon, NorMuon, dion_update, lists, matrices, normuon_update, scalar
 
 # What the rules equal
 
@@ -28,6 +28,36 @@ def test_stacked_equals_separate(cls):
             alone.grad = step[i].clone()
             single.step()
             torch.testing.assert_close(alone.detach(), after[i], atol=ROUND_OFF, rtol=0)
+
+
+@every
+def test_many_matrices_go_in_several_stacks_with_the_same_result(cls, monkeypatch):
+    initial = [randn(8, 6, seed=i) for i in range(5)] + [randn(4, 8, 6, seed=9)]
+    grads = gradients_like(initial)
+    at_once, _ = trajectory(cls, initial, grads)
+    monkeypatch.setitem(matrices.LARGEST, "cpu", 100)  # elements: two of the five, and less than the last one alone
+    assert_same(at_once, trajectory(cls, initial, grads)[0])
+
+
+@every
+def test_torch_without_its_private_functions_gives_the_same(cls, monkeypatch):
+    initial = [randn(8, 6), randn(5, seed=1), randn(7, seed=2)]
+
+    def run():
+        params = [torch.nn.Parameter(x.clone()) for x in initial]
+        kinds = (cls.algorithm, "adamw", "lion")
+        optimizer = cls([{"params": [p], "algorithm": kind} for p, kind in zip(params, kinds, strict=True)])
+        for step in gradients_like(initial):
+            for p, g in zip(params, step, strict=True):
+                p.grad = g
+            optimizer.step()
+        return [params]
+
+    usual = run()
+    monkeypatch.setattr(scalar, "_fused_adamw_", None)
+    for name in ("add_", "mul_", "copy_", "sign_", "lerp_", "lerp", "norm"):
+        monkeypatch.setattr(lists, name, lists.loop(name))
+    assert_same(usual, run())
 
 
 @iterated

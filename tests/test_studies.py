@@ -155,7 +155,7 @@ def test_neighbours_of_the_best_rate_are_compared_with_it():
     ]
     found = figures.findings(study, records)
     assert found["best"].tolist() == [study.runs[SMOKE.seeds].optimizer.lm_head_lr] * 2
-    assert found["inside the grid"].all()
+    assert found["inside"].all()
     near = figures.against_best(study, records)
     assert near["difference"].tolist() == [1.0] * 4
     assert near["standard_error"].tolist() == [0.0] * 4

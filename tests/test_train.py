@@ -27,6 +27,17 @@ class CountingModel(torch.nn.Module):
         return self.lm_head(self.drop(self.mix(self.table(ids_BT))))
 
 
+class RootModel(CountingModel):
+    """A model whose loss is finite while a gradient is not: the slope of a root at 0."""
+
+    def __init__(self, vocab_size, width):
+        super().__init__(vocab_size, width)
+        self.zero = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, ids_BT):
+        return super().forward(ids_BT) + self.zero.sqrt()
+
+
 def plain_sgd(model, lr):
     """An optimizer of one's own."""
     return torch.optim.SGD(model.parameters(), lr=lr)
@@ -112,6 +123,20 @@ def test_an_infinite_loss_is_a_record(tiny):
     record = sb.train(wild)
     assert record.status == "diverged"
     json.dumps(record.to_dict(), allow_nan=False)
+
+
+def test_a_gradient_that_is_not_finite_is_a_record(tiny):
+    record = sb.train(replace(tiny, model=Factory.of(RootModel, vocab_size=256, width=16), context=16))
+    assert record.status == "diverged"
+    assert "step 1" in record.error
+    assert math.isfinite(record.curve["train_loss"][0])
+
+
+def test_a_model_broken_by_its_last_update_is_diverged(tiny):
+    run = replace(tiny, model=Factory.of(RootModel, vocab_size=256, width=16), context=16, steps=1)
+    record = sb.train(replace(run, optimizer=Factory.of(plain_sgd, lr=0.1)))
+    assert (record.status, len(record.curve["step"])) == ("diverged", 1)
+    assert "validation loss" in record.error
 
 
 def test_clipping_bounds_what_adamw_sees(tiny):

@@ -13,10 +13,12 @@ import torch
 
 def foreach(name: str) -> Callable[..., Any]:
     """Return ``torch._foreach_<name>``, or a loop over the tensor method of that name where torch has none."""
-    return getattr(torch, f"_foreach_{name}", None) or _loop(name)
+    return getattr(torch, f"_foreach_{name}", None) or loop(name)
 
 
-def _loop(name: str) -> Callable[..., Any]:
+def loop(name: str) -> Callable[..., Any]:
+    """Return a function that calls the tensor method ``name`` on each of a list; arguments that are lists go along."""
+
     def each(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         at = [[a[i] if isinstance(a, list | tuple) else a for a in args] for i in range(len(tensors))]
         return [getattr(torch.Tensor, name)(t, *at[i], **kwargs) for i, t in enumerate(tensors)]
@@ -24,5 +26,5 @@ def _loop(name: str) -> Callable[..., Any]:
     return each
 
 
-add_, mul_, sub_, copy_, sign_, lerp_ = map(foreach, ("add_", "mul_", "sub_", "copy_", "sign_", "lerp_"))
-mul, lerp, norm = map(foreach, ("mul", "lerp", "norm"))
+add_, mul_, copy_, sign_, lerp_ = map(foreach, ("add_", "mul_", "copy_", "sign_", "lerp_"))
+lerp, norm = map(foreach, ("lerp", "norm"))

@@ -12,7 +12,7 @@ from ..fields import near
 
 SCALAR = ("adamw", "lion")
 # Keys of every group that are no option of a rule: what torch, its schedulers and our own ``builder`` leave there.
-BOOKKEEPING = frozenset({"params", "param_names", "algorithm", "role", "initial_lr", "step"})
+BOOKKEEPING = frozenset({"params", "param_names", "algorithm", "role", "reason", "initial_lr", "step"})
 _RANGES = {  # key -> smallest, largest, whether the ends themselves are allowed
     "lr": (0, math.inf, True, False),
     "initial_lr": (0, math.inf, True, False),

@@ -37,6 +37,7 @@ COEFFICIENTS = {
 CONVERGENT = (15 / 8, -10 / 8, 3 / 8)  # the steps after the fifth: p(1) = 1, p'(1) = p''(1) = 0 (arXiv 2505.16932, 3.3)
 ELONGATED = 2  # longer over shorter side from which the small Gram matrix is cheaper; equal work would be at 1.5
 RENEW = 3  # steps on one Gram matrix
+ORDINARY = (1e-15, 1e15)  # norms whose squares, and the squares of whose entries, float32 can hold
 Coefficients = tuple[tuple[float, float, float], ...]
 SAFETY = {"polar_express": 1.02, "newton_schulz": 1.0}  # the norm is divided out with this margin
 
@@ -110,48 +111,52 @@ def _exact(matrices: Tensor) -> Tensor:
 
 
 def _iterate(x: Tensor, coefficients: Coefficients, *, safety: float, epsilon: float) -> Tensor:
-    """Return p_k(...p_1(x)) for a stack ``(N, m, n)``, with x first divided by ``safety * norm``.
-
-    The largest entry is divided out before anything is squared, so that no finite input overflows; the Frobenius norm
-    is then the root of the trace of the first Gram matrix.
-    """
-    tall = x.shape[-2] > x.shape[-1]
-    largest = largest_entry(x)
-    x = x / largest
-    gram = x.mT @ x if tall else x @ x.mT
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=wide(x.dtype))[:, None, None]
-    scale = torch.maximum(trace.sqrt() * safety, epsilon / largest).reciprocal()
-    x, gram = x.mul_(scale), gram.mul_(scale.square())
+    """Return p_k(...p_1(x)) for a stack ``(N, m, n)``, with x first divided by ``safety`` times its Frobenius norm."""
+    x = _normalized(x, safety, epsilon)
     short, long = sorted(x.shape[-2:])
     elongated = long >= ELONGATED * short and x.dtype in (torch.float32, torch.float64)
-    return (_by_gram if elongated else _direct)(x, gram, coefficients, tall=tall)
+    return (_by_gram if elongated else _direct)(x, coefficients, tall=x.shape[-2] > x.shape[-1])
 
 
-def _direct(x: Tensor, gram: Tensor, coefficients: Coefficients, *, tall: bool) -> Tensor:
+def _normalized(x: Tensor, safety: float, epsilon: float) -> Tensor:
+    """Return x over ``safety * norm``, or over epsilon where that is more, without overflow for any finite x."""
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide(x.dtype))
+    low, high = ORDINARY
+    if x.device.type != "cpu" or not ((norm > low) & (norm < high)).all():  # looking would make a GPU wait
+        largest = largest_entry(x)
+        x, epsilon = x / largest, epsilon / largest
+        norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide(x.dtype))
+    return x * (norm * safety).clamp_min(epsilon).reciprocal().to(x.dtype)
+
+
+def _direct(x: Tensor, coefficients: Coefficients, *, tall: bool) -> Tensor:
     """Apply each quintic to the matrix itself: x <- a x + (b A + c A^2) x, A the Gram matrix of the shorter side."""
-    for step, (a, b, c) in enumerate(coefficients):
-        if step:
-            gram = x.mT @ x if tall else x @ x.mT
+    for a, b, c in coefficients:
+        gram = torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT)
         p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, x, p, beta=a) if tall else torch.baddbmm(x, p, x, beta=a)
     return x
 
 
-def _by_gram(x: Tensor, gram: Tensor, coefficients: Coefficients, *, tall: bool) -> Tensor:
+def _by_gram(x: Tensor, coefficients: Coefficients, *, tall: bool) -> Tensor:
     """Apply the quintics to the small Gram matrix A, and to x only their product Q, every third step.
 
-    With P = a + b A + c A^2 a step is x <- P x, hence A <- P A P. The round-off of A, about 1e-7 of its largest
-    eigenvalue, grows by a^2 in each step where the singular value is small; A is therefore made anew from x every third
-    step, after which it has grown to about 1e-4 (five steps on one Gram matrix: 2e-3).
+    With P = b A + c A^2 a step is x <- a x + P x, hence A <- (a + P) A (a + P); all of these commute. The round-off of
+    A, about 1e-7 of its largest eigenvalue, grows by a^2 in each step where the singular value is small; A is
+    therefore made anew from x every third step, after which it has grown to about 1e-4 (in five steps: 2e-3).
     """
     for start in range(0, len(coefficients), RENEW):
-        if start:
-            gram = x.mT @ x if tall else x @ x.mT
-        p = q = None
-        for a, b, c in coefficients[start : start + RENEW]:
-            gram = gram if p is None else p @ gram @ p  # of the step before
+        gram, q = torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT), None
+        part = coefficients[start : start + RENEW]
+        for step, (a, b, c) in enumerate(part, start=1):
             p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-            p.diagonal(dim1=-2, dim2=-1).add_(a)
-            q = p if q is None else q @ p
-        x = x @ q if tall else q @ x
+            if q is not None:
+                q = torch.baddbmm(q, q, p, beta=a)
+            if step < len(part):
+                half = torch.baddbmm(gram, gram, p, beta=a)
+                gram = torch.baddbmm(half, half, p, beta=a)
+            if q is None:
+                q = p
+                q.diagonal(dim1=-2, dim2=-1).add_(a)
+        x = torch.bmm(x, q) if tall else torch.bmm(q, x)
     return x

@@ -18,16 +18,21 @@ class Block(nn.Module):
     def __init__(self, width, experts, hidden, dense):
         super().__init__()
         self.attn_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.router = nn.Linear(width, experts, bias=False) if experts else None
+        self.q, self.k, self.v, self.o = (linear(width, width) for _ in range(4))
+        self.router = linear(width, experts) if experts else None
         sizes = [hidden] * (experts + 1) if experts else [dense]
         self.experts = nn.ModuleList(
             nn.ModuleDict({"gate": linear(width, n), "up": linear(width, n), "down": linear(n, width)}) for n in sizes
         )
 
 
+class Linear(nn.Linear):
+    def reset_parameters(self):
+        """There is nothing to initialize on meta; without this, building the model takes 10 s."""
+
+
 def linear(fan_in, fan_out):
-    return nn.Linear(fan_in, fan_out, bias=False)
+    return Linear(fan_in, fan_out, bias=False)
 
 
 class Model(nn.Module):
