@@ -135,7 +135,7 @@ def test_two_torchruns_on_the_loopback_stand_in_for_two_machines(run, tmp_path):
         for agent in agents:
             agent.kill()
     assert [agent.returncode for agent in agents] == [0, 0], told
-    (written,) = (tmp_path / "out").iterdir()
+    (written,) = (tmp_path / "out").rglob("*.*")
     record = RunRecord.load(written)
     assert record.curve["train_loss"] == pytest.approx(sb.train(run).curve["train_loss"], abs=1e-5)
 
