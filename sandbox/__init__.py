@@ -10,23 +10,28 @@ import typing
 
 _ROOMS = {
     "config": (
-        *("RunConfig", "ModelConfig", "DataConfig", "ScheduleConfig", "GroupPolicy", "Override", "Factory"),
+        *("RunConfig", "ModelConfig", "DataConfig", "ScheduleConfig", "MeshConfig", "GroupPolicy"),
+        *("Override", "Factory"),
         *("MuonConfig", "NorMuonConfig", "Dion2Config", "DionConfig", "AdamWConfig"),
     ),
     "model": ("GPT",),
     "groups": ("param_roles", "group_table"),
     "builder": ("build_dion_optimizer", "is_dion_optimizer"),
+    "mesh": ("get_dion_mesh",),
+    "world": ("open_mesh",),
     "record": ("RunRecord", "table", "curves", "arms"),
     "store": ("load_records",),
     "environment": ("stamp",),
     "train": ("train",),
+    "launch": ("launch",),
+    "plan": ("plan",),
     "sweep": ("grid", "sweep"),
     "compare": ("compare", "best", "summarize"),
     "plots": ("plot_loss", "plot_lr_sweep", "plot_groups", "plot_shares", "panels", "style"),
     "report": ("save_figure",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_SUBMODULES = ("config", "data", "groups", "builder", "mesh", "optim", "studies", "figures")
+_SUBMODULES = ("config", "data", "groups", "builder", "mesh", "world", "optim", "studies", "figures")
 
 __all__ = sorted(_HOME)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import figures, studies
+from .launch import TIMEOUT, work
 from .record import reports_home, table
 from .spec import read_spec
 from .store import load_records, save_records
@@ -92,12 +93,21 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("table", help="print one row a run of a store")
     command.add_argument("store", help="folder of runs, or a .jsonl file")
     command.add_argument("--csv", action="store_true", help="comma-separated values")
+    command = commands.add_parser("train", help="train the run in a JSON file; on a mesh, under torchrun")
+    command.add_argument("run", type=Path, help="what RunConfig.to_dict() gives, as JSON")
+    command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the record; default: runs")
+    command.add_argument("--checkpoints", type=Path, help="folder; default: one of the run's own")
+    command.add_argument("--wait", type=float, default=TIMEOUT, help="seconds that a rank waits for the others")
+    command.add_argument("--watched", type=int, help=argparse.SUPPRESS)  # by the launcher with this process id
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status: 0, 1 where a run of ``sweep`` failed, 2 for bad input, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
+    if options.command == "train":
+        more = {"wait": options.wait, "checkpoints": options.checkpoints, "watched": options.watched}
+        return work(options.run, options.out, **more)
     try:
         if options.command == "table":
             print_table(options.store, csv=options.csv)

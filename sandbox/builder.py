@@ -19,7 +19,7 @@ from torch import nn
 
 from .config import AdamWConfig, Dion2Config, DionConfig, Factory, GroupPolicy, MuonConfig, NorMuonConfig, RunConfig
 from .groups import Groups, by_role, check_complete, low_share, orthogonal, policy_of, role_groups, stored_rule
-from .mesh import get_dion_mesh
+from .mesh import get_dion_mesh, refuse_whole
 from .rates import OPTIONAL, Rates, config_rates, role_rates
 from .roles import DEFAULT, decide_roles
 
@@ -217,6 +217,8 @@ def _construct(config: Any, backend: str, groups: Groups, model: nn.Module, devi
         return upstream.build(config, groups, mesh_kwargs)
     from . import optim
 
+    for mesh in mesh_kwargs.values():
+        refuse_whole(mesh, model)
     names = {field.name for field in dataclasses.fields(config)} - _NOT_NATIVE
     return getattr(optim, _NATIVE[type(config)])(groups, **{n: getattr(config, n) for n in names}, **mesh_kwargs)
 
@@ -238,8 +240,9 @@ def resolve_auto(run: RunConfig) -> RunConfig:
     optimizer = run.optimizer
     if getattr(optimizer, "backend", None) == "auto":
         optimizer = replace(optimizer, backend=resolve_backend("auto", device))
-    if getattr(optimizer, "orthogonalize_dtype", None) == "auto":
-        optimizer = replace(optimizer, orthogonalize_dtype=fast)
+    if getattr(optimizer, "orthogonalize_dtype", None) == "auto":  # upstream knows bfloat16 alone
+        upstreams = optimizer.backend == "dion"
+        optimizer = replace(optimizer, orthogonalize_dtype="bfloat16" if upstreams else fast)
     context = getattr(run.model, "context", None) if run.context is None else run.context
     dtype = fast if run.dtype == "auto" else run.dtype
     return replace(run, device=device, dtype=dtype, optimizer=optimizer, context=context)

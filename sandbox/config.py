@@ -13,10 +13,10 @@ import importlib
 import json
 import math
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .fields import Config, at_least
+from .fields import LATER, Config, at_least
 
 if typing.TYPE_CHECKING:
     import torch
@@ -225,6 +225,8 @@ class Dion2Config(_DionFamily):
 
     fraction: float = at_least(0, 0.25, 1)  # of rows (or columns, the shorter side) chosen each step
     ef_decay: float = at_least(0, 0.95, 1)  # what the momentum of a chosen row keeps
+    # Of sharded matrices: the exact top-k, or each rank's own, which is cheaper and depends on the number of ranks.
+    selection_scope: Literal["global", "local"] = field(default="global", metadata=LATER)
     betas: tuple[float, float] = at_least(0, (0.9, 0.95), 1)
     epsilon: float = at_least(0, 1e-8)
     adjust_lr: AdjustLR | None = "spectral_norm"
@@ -267,6 +269,22 @@ class AdamWConfig(Config):
         return build_optimizer(self, model, device_mesh)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig(Config):
+    """The ranks of a run: replicas, and shards within a replica; their product is the number of processes.
+
+    Only ``dp_replicate`` above 1: DDP; only ``dp_shard``: FSDP2; both: HSDP. Names as in NVIDIA NeMo Automodel.
+    """
+
+    dp_replicate: int = at_least(1, 1)  # copies of the model
+    dp_shard: int = at_least(1, 1)  # ranks that each copy is cut over
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.dp_replicate * self.dp_shard
+
+
 OptimizerConfig = MuonConfig | NorMuonConfig | Dion2Config | DionConfig | AdamWConfig | Factory
 
 
@@ -291,6 +309,17 @@ class RunConfig(Config):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of autocast; auto: bfloat16 on CUDA, float32 on CPU
     eval_every: int = at_least(1, 50)  # steps; the last step is always evaluated
     eval_tokens: int = at_least(1, 40_960)  # of validation text, rounded up to whole batches
+    mesh: MeshConfig | None = field(
+        default=None, metadata=LATER
+    )  # several ranks, see ``launch``; None: one process without a mesh
+    checkpoint_every: int | None = field(
+        default=None, metadata=LATER | {"low": 1}
+    )  # steps; None: none. Changes no number and is not hashed
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes of the run."""
+        return 1 if self.mesh is None else self.mesh.size
 
     def resolved(self) -> RunConfig:
         """Return the same run with every ``"auto"`` replaced by what it means on this machine."""
@@ -301,5 +330,6 @@ class RunConfig(Config):
     @property
     def hash(self) -> str:
         """Sixteen hex digits of the resolved run: the same in every process and Python version on like machines."""
-        text = json.dumps(self.resolved().to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        values = replace(self.resolved(), checkpoint_every=None).to_dict()
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -29,14 +29,10 @@ from .worker import Unit, start_worker, work
 IDLE = 20.0  # seconds
 GRACE = 10.0  # seconds for foreign workers to end their runs
 
+GPUS = "CUDA_VISIBLE_DEVICES"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 LOST = (Exception, asyncio.CancelledError)  # what a future raises whose worker is gone
-
-
-def ranks_of(run: RunConfig) -> int:
-    """Return how many slots a run takes: one a rank."""
-    return 1
 
 
 def slot_environments(runs: Sequence[RunConfig]) -> list[dict[str, str]]:
@@ -44,9 +40,9 @@ def slot_environments(runs: Sequence[RunConfig]) -> list[dict[str, str]]:
     threads = max((run.threads for run in runs), default=1)
     environment = dict.fromkeys(_THREAD_VARIABLES, str(threads))
     if any(run.device == "cuda" for run in runs):
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = os.environ.get(GPUS)
         names = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))
-        return [environment | {"CUDA_VISIBLE_DEVICES": name} for name in names]
+        return [environment | {GPUS: name} for name in names]
     return [environment] * max(1, cpu_count() // threads)
 
 
@@ -127,7 +123,7 @@ class Slots(Here):
         self.taken: dict[Any, list[_Slot]] = {}
 
     def _needs(self, run: RunConfig) -> int:
-        return min(ranks_of(run), self.total)
+        return min(run.ranks, self.total)
 
     def fits(self, run: RunConfig, running: int) -> bool:
         """Return whether there are slots enough for the run."""
@@ -136,7 +132,8 @@ class Slots(Here):
     def submit(self, run: RunConfig, unit: Unit) -> Any:
         """Start a run in its slots and return the future of what ``work`` returns."""
         slots = [self.free.pop() for _ in range(self._needs(run))]
-        future = slots[0].submit(unit)
+        devices = [slot.environment[GPUS] for slot in slots if GPUS in slot.environment]
+        future = slots[0].submit(unit | ({"devices": ",".join(devices)} if devices else {}))
         self.taken[future] = slots
         return future
 

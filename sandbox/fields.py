@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, replace
 from typing import Any, Literal
 
+LATER = {"later": True}  # of a field newer than stored runs: dicts, hence hashes, leave it out at its default
 _KINDS: dict[str, type[Config]] = {}  # class name -> class, of all that may stand in a run's JSON
 
 
@@ -85,8 +86,12 @@ class Config:
             object.__setattr__(self, f.name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; a config inside is tagged with its class under ``kind``."""
-        return {"kind": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        """Return plain JSON values; a config inside is tagged with its class under ``kind``.
+
+        Fields marked ``LATER`` are left out at their default.
+        """
+        shown = [f for f in fields(self) if not f.metadata.get("later") or getattr(self, f.name) != f.default]
+        return {"kind": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in shown}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:

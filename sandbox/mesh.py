@@ -6,6 +6,7 @@ those of NVIDIA NeMo Automodel and torchtitan: pp, dp_replicate, dp_shard, cp, t
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -59,6 +60,22 @@ def parameter_mesh(model: Any) -> Any:
     return next(iter(found), None)
 
 
+def refuse_whole(mesh: Any, model: Any) -> None:
+    """Return unless ``mesh`` is a shard axis and the model's matrices are still whole: sharding comes first.
+
+    Parameters that are sharded later are new ones, of which the optimizer would know nothing.
+
+    Raises:
+        ValueError: the model is to be sharded before its optimizer is built.
+    """
+    name = (getattr(mesh, "mesh_dim_names", None) or ("",))[0]
+    if name in _SHARD and mesh.size() > 1 and parameter_mesh(model) is None:
+        raise ValueError(
+            f"the mesh axis {name!r} of size {mesh.size()} was given for a model that is not sharded; call fully_shard "
+            "first, then build the optimizer (of a DDP model, pass sandbox.world.process_group_of)"
+        )
+
+
 def _axis(parameter: Any, name: str) -> Any:
     """Return the axis of its mesh that a DTensor is spread over: the one that shards it, else one that repeats it."""
     mesh = parameter.device_mesh
@@ -106,3 +123,24 @@ def _is_empty(mesh: Any) -> bool:
     size = getattr(mesh, "size", None)
     size = size() if callable(size) else size
     return size == 0 or getattr(mesh, "ndim", None) == 0 or (hasattr(mesh, "__len__") and len(mesh) == 0)
+
+
+class MeshShape:
+    """A mesh by the names and sizes of its axes alone: what ``get_dion_mesh`` makes of it needs no process group.
+
+    ``MeshShape(dp_replicate=2, dp_shard=4)``; ``flat`` gives the sizes of flattened axes that the mesh also knows.
+    """
+
+    def __init__(self, flat: dict[str, int] | None = None, **axes: int) -> None:
+        self.mesh_dim_names, self.shape, self.ndim = tuple(axes), tuple(axes.values()), len(axes)
+        self._known = axes | (flat or {})
+
+    def __getitem__(self, name: str) -> MeshShape:
+        return MeshShape(**{name: self._known[name]})
+
+    def __repr__(self) -> str:
+        return " x ".join(f"{name} {size}" for name, size in zip(self.mesh_dim_names, self.shape, strict=True))
+
+    def size(self, axis: int | None = None) -> int:
+        """Return the size of one axis, or of all together."""
+        return math.prod(self.shape) if axis is None else self.shape[axis]

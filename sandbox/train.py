@@ -11,39 +11,55 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from . import data
+from . import checkpoint, data
 from .builder import build_optimizer
 from .config import Factory, RunConfig
-from .environment import environment, peak_bytes
+from .environment import environment, identity, peak_bytes
 from .groups import group_table
 from .model import GPT, next_token_loss
 from .optim import NonFiniteGradient
-from .record import RunRecord
+from .record import RunRecord, home
+from .world import TIMEOUT, World, clip_, open_mesh, part
 
 EXPLODED = 4.0  # a training loss above this many times its first value ends the run as diverged
 
 OnStep = Callable[[dict[str, float]], None]
 
 
-def train(run: RunConfig, on_step: OnStep | None = None) -> RunRecord:
+def train(
+    run: RunConfig, on_step: OnStep | None = None, *, checkpoints: Path | None = None, wait: float = TIMEOUT
+) -> RunRecord:
     """Return the record of one run; a loss that is not finite or explodes ends it as ``diverged``, with its curve.
 
     Args:
         run: what to train.
         on_step: called after each step with step (from 1), tokens, train_loss (nats/token, before the step) and factor,
             and with val_loss and val_bpb where evaluated. It observes only.
+        checkpoints: folder of the run's checkpoints where ``run.checkpoint_every`` is set; None: one under ``home()``,
+            the same at any number of ranks. The newest complete one is gone on from.
+        wait: with ``run.mesh``, seconds that a rank waits for the others before it says who is missing.
+
+    Every rank of a mesh (torchrun's, see ``launch``) calls this with the same run and gets the same curve.
 
     Raises:
         ValueError: the run cannot be trained as configured; nothing was started.
+        optim.ranks.RankMissing: another rank is gone or hangs.
     """
     run = run.resolved()
     check_device(run)
     with _private_torch(run):
-        return _Trainer(run).train(on_step)
+        if run.mesh is None:
+            return _Trainer(run, checkpoints=checkpoints).train(on_step)
+        with open_mesh(run.mesh, device=run.device, timeout=wait) as mesh:
+            world = World(mesh)
+            with world.names_the_missing():
+                return _Trainer(run, world, checkpoints=checkpoints).train(on_step)
 
 
 def check_device(run: RunConfig) -> None:
@@ -52,11 +68,11 @@ def check_device(run: RunConfig) -> None:
         raise ValueError("device='cuda' was given on a machine without CUDA; allowed is 'cpu' or 'auto'")
 
 
-def try_train(run: RunConfig, on_step: OnStep | None = None) -> RunRecord:
-    """Return what ``train`` returns, or a record with status ``failed`` and the traceback where it raises."""
+def try_train(run: RunConfig, on_step: OnStep | None = None, *, how: Callable[..., RunRecord] = train) -> RunRecord:
+    """Return what ``how(run, on_step=on_step)`` returns, or where it raises a ``failed`` record with the traceback."""
     run = run.resolved()
     try:
-        return train(run, on_step)
+        return how(run, on_step=on_step)
     except Exception:
         return RunRecord(config=run, hash=run.hash, status="failed", error=traceback.format_exc())
 
@@ -78,15 +94,18 @@ def _private_torch(run: RunConfig) -> Iterator[None]:
 class _Trainer:
     """The state of one run: tokens, model, optimizer, and the columns that become its record."""
 
-    def __init__(self, run: RunConfig) -> None:
-        self.run = run
+    def __init__(self, run: RunConfig, world: World | None = None, *, checkpoints: Path | None = None) -> None:
+        self.run, self.world = run, world or World()
+        self.rows = self.world.rows(run.batch_size)
         self.tokens = data.load(run.data)
         self.model = build_model(run)
         self.context = context_of(run)
+        self.tokens_a_step = run.batch_size * self.context
         data.check(self.tokens, vocab_size=_vocab_size(self.model), context=self.context)
         self.model.to(run.device)
         self.validation = data.validation_batches(self.tokens, run.batch_size, self.context, run.eval_tokens)
-        self.optimizer = build_optimizer(run.optimizer, self.model)
+        self.model = self.world.wrap(self.model)
+        self.optimizer = build_optimizer(run.optimizer, self.model, self.world.optimizer_mesh(self.model))
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
         self.parts = dict.fromkeys(("data", "forward_backward", "optimizer", "evaluation"), 0.0)  # seconds
@@ -98,22 +117,45 @@ class _Trainer:
             evaluations={"step": [], "val_loss": [], "val_bpb": []},
             rms={"step": [], "role": [], "weight": [], "gradient": [], "update": []},
             groups=group_table(self.optimizer).to_dict("records"),
-            environment=environment(run),
+            environment=environment(run) | ({"ranks": self.world.size} if run.mesh else {}),
+        )
+        self.start, self.folder = 0, checkpoints
+        if run.checkpoint_every is not None:
+            self._resume()
+
+    def _resume(self) -> None:
+        """Go on from the newest complete checkpoint, if there is one."""
+        alone = replace(self.run, mesh=None).hash
+        self.key = {"run": alone} | identity(self.run)
+        self.folder = home() / "checkpoints" / alone if self.folder is None else Path(self.folder)
+        meta = checkpoint.load(self.folder, self.key, model=self.model, optimizer=self.optimizer)
+        if meta is not None:
+            self.start = meta["step"]
+            self.record.curve, self.record.evaluations, self.record.rms = (
+                meta[name] for name in ("curve", "evaluations", "rms")
+            )
+
+    def _save(self, step: int) -> None:
+        columns = {name: getattr(self.record, name) for name in ("curve", "evaluations", "rms")}
+        checkpoint.save(
+            self.folder, {"key": self.key, "step": step} | columns, model=self.model, optimizer=self.optimizer
         )
 
     def train(self, on_step: OnStep | None) -> RunRecord:
         """Run the steps and return the record."""
         start = time.perf_counter()
-        for step in range(self.run.steps):
+        for step in range(self.start, self.run.steps):
             if not self._step(step):
                 break
             if on_step is not None:
                 on_step(self._last(step + 1))
+            if self.run.checkpoint_every is not None and (step + 1) % self.run.checkpoint_every == 0:
+                self._save(step + 1)
         seconds = time.perf_counter() - start
-        steps = len(self.record.curve["step"])
+        steps = max(1, len(self.record.curve["step"]) - self.start)
         trained = seconds - self.parts["evaluation"]
         self.record.timing = {f"{part}_ms": 1e3 * value / steps for part, value in self.parts.items()} | {
-            "tokens_per_second": self.record.curve["tokens"][-1] / trained,
+            "tokens_per_second": (len(self.record.curve["step"]) - self.start) * self.tokens_a_step / trained,
             "seconds": seconds,
             "peak_bytes": peak_bytes(self.run.device),
         }
@@ -125,14 +167,12 @@ class _Trainer:
         factor = run.schedule.factor(step, run.steps)
         with self._timed("data"):
             x_BT, y_BT = data.batch(self.tokens, run.data_seed, step, run.batch_size, self.context)
-            x_BT, y_BT = x_BT.to(run.device), y_BT.to(run.device)
+            x_BT, y_BT = x_BT[self.rows].to(run.device), y_BT[self.rows].to(run.device)
         with self._timed("forward_backward"):
             loss = self._loss(x_BT, y_BT)
             loss.backward()
-            train_loss = loss.item()
-        for column, value in zip(
-            curve, (step + 1, (step + 1) * run.batch_size * self.context, train_loss, factor), strict=True
-        ):
+            train_loss = self.world.mean(loss)
+        for column, value in zip(curve, (step + 1, (step + 1) * self.tokens_a_step, train_loss, factor), strict=True):
             curve[column].append(value)
         if not train_loss <= EXPLODED * curve["train_loss"][0]:  # also catches NaN
             return self._diverged(f"training loss {train_loss:.4g} nats/token at step {step + 1}")
@@ -168,7 +208,7 @@ class _Trainer:
             else:
                 group["lr"] = group["initial_lr"] * factor
         if self.run.grad_clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.run.grad_clip)
+            clip_(self.model.parameters(), self.run.grad_clip)
         self.optimizer.step()
         if self.run.device == "cuda":
             torch.cuda.synchronize()
@@ -176,7 +216,8 @@ class _Trainer:
     @torch.no_grad()
     def _evaluate(self, step: int) -> float:
         self.model.eval()
-        losses = [self._loss(x.to(self.run.device), y.to(self.run.device)).item() for x, y in self.validation]
+        rows, device = self.rows, self.run.device
+        losses = [self.world.mean(self._loss(x[rows].to(device), y[rows].to(device))) for x, y in self.validation]
         self.model.train()
         loss = math.fsum(losses) / len(losses)
         bpb = loss / math.log(2) / self.tokens.bytes_per_token
@@ -185,7 +226,7 @@ class _Trainer:
         return loss
 
     def _weights(self) -> list[list[Tensor]]:
-        return [[p.detach().clone() for p in group["params"]] for group in self.optimizer.param_groups]
+        return [[part(p).clone() for p in group["params"]] for group in self.optimizer.param_groups]
 
     @torch.no_grad()
     def _note_rms(self, step: int, before: list[list[Tensor]]) -> None:
@@ -194,10 +235,11 @@ class _Trainer:
         for group, olds in zip(self.optimizer.param_groups, before, strict=True):
             row = sums.setdefault(group.get("role", "all"), [0.0] * 4)
             for p, old in zip(group["params"], olds, strict=True):
-                grad = p.grad if p.grad is not None else torch.zeros((), device=p.device)
-                squares = (float(t.float().square().sum()) for t in (p, grad, p - old))
-                row[:] = [p.numel() + row[0], *(a + b for a, b in zip(row[1:], squares, strict=True))]
-        for role, (count, *squares) in sums.items():
+                new, grad = part(p), torch.zeros(()) if p.grad is None else part(p.grad)
+                squares = (float(t.float().square().sum()) for t in (new, grad, new - old))
+                row[:] = [new.numel() + row[0], *(a + b for a, b in zip(row[1:], squares, strict=True))]
+        for role, row in sums.items():
+            count, *squares = self.world.sum_shards(row, self.run.device)
             values = (step, role, *(math.sqrt(s / count) for s in squares))
             for column, value in zip(self.record.rms, values, strict=True):
                 self.record.rms[column].append(value)

@@ -8,6 +8,7 @@ asked to stop.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -20,9 +21,10 @@ from typing import Any
 from .claims import BEAT, Claim
 from .config import RunConfig
 from .environment import identity
+from .launch import launch
 from .record import RunRecord
 from .store import Store
-from .train import try_train
+from .train import train, try_train
 
 POINTS = 200  # of a running run's curve, at most, in its progress file
 
@@ -83,7 +85,7 @@ def work(unit: Unit, on_row: Callable[[], None] | None = None) -> Unit:
         try:
             claim = store.claim(name, unit["token"])
         except OSError:  # not a disk we share, or a full one: what cannot be claimed is trained all the same
-            return {"hash": name, "status": "", "record": _train(run, None).to_dict()}
+            return {"hash": name, "status": "", "record": _train(run, None, unit).to_dict()}
         if claim is None:
             return {"hash": name, "status": "elsewhere"}
         shift = _Shift(claim, store, run, on_row)
@@ -93,8 +95,9 @@ def work(unit: Unit, on_row: Callable[[], None] | None = None) -> Unit:
             shift.close()
 
 
-def _train(run: RunConfig, on_step: Callable[[dict[str, float]], None] | None) -> RunRecord:
-    record = try_train(run, on_step)
+def _train(run: RunConfig, on_step: Callable[[dict[str, float]], None] | None, unit: Unit) -> RunRecord:
+    several = functools.partial(launch, devices=unit.get("devices"), progress=False)
+    record = try_train(run, on_step, how=train if run.ranks == 1 else several)
     return ended(run, "failed", record.error or "") if record.status == "failed" else record
 
 
@@ -121,7 +124,7 @@ class _Shift:
         if fresh and stands(store.load(name), self.run):
             return {"hash": name, "status": "stored"}
         try:
-            record = _train(self.run, self._on_step)
+            record = _train(self.run, self._on_step, unit)
         except BaseException as error:
             reason = self.reason or type(error).__name__
             if reason == "lost":

@@ -41,7 +41,18 @@ def test_whole_numbers_hash_like_floats():
     assert dataclasses.replace(RUN, optimizer=sb.MuonConfig(lr=np.float64(1.0))).hash == with_float.hash
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(sb.RunConfig)])
+def test_a_run_without_a_mesh_keeps_the_hash_it_had_before_there_were_meshes():
+    assert "mesh" not in RUN.to_dict()
+    assert sb.RunConfig.from_dict(dataclasses.replace(RUN, mesh=sb.MeshConfig(dp_shard=2)).to_dict()).mesh.size == 2
+
+
+def test_checkpoints_change_no_number_and_no_hash():
+    run = dataclasses.replace(RUN, checkpoint_every=10)
+    assert run.hash == RUN.hash
+    assert sb.RunConfig.from_dict(run.to_dict()).checkpoint_every == 10
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(sb.RunConfig) if f.name != "checkpoint_every"])
 def test_every_field_of_a_run_is_in_its_hash(name):
     other = {
         "model": sb.ModelConfig(width=32),
@@ -52,6 +63,7 @@ def test_every_field_of_a_run_is_in_its_hash(name):
         "device": "cpu",
         "dtype": "bfloat16",
         "context": 64,
+        "mesh": sb.MeshConfig(dp_shard=2),
     }.get(name)
     run = dataclasses.replace(RUN, **{name: getattr(RUN, name) + 1 if other is None else other})
     assert (run.hash == RUN.hash) == (name == "device")

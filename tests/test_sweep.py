@@ -17,7 +17,7 @@ from sweep_helpers import same
 import sandbox as sb
 from sandbox import executors
 from sandbox.config import Factory
-from sandbox.executors import slot_environments
+from sandbox.executors import Slots, slot_environments
 from sandbox.record import record_path
 
 
@@ -44,7 +44,9 @@ def orphans():
 
 def children():
     """Return the processes below this one, as the kernel lists them; loky's resource tracker is one of its own."""
-    found = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True)
+    found = subprocess.run(
+        ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True
+    )
     return [line for line in found.stdout.splitlines() if "loky" in line and "resource_tracker" not in line]
 
 
@@ -166,6 +168,20 @@ def test_a_gpu_is_a_slot(tiny, monkeypatch):
     assert [e["CUDA_VISIBLE_DEVICES"] for e in slot_environments([run])] == ["0", "1", "2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert [e["CUDA_VISIBLE_DEVICES"] for e in slot_environments([run])] == ["5", "7"]
+
+
+def test_a_run_on_several_gpus_takes_as_many_slots_and_sees_them_all(tiny, tmp_path, monkeypatch):
+    submitted = []
+    monkeypatch.setattr("sandbox.executors._Slot.submit", lambda slot, unit: submitted.append(unit) or object())
+    four = replace(tiny, mesh=sb.MeshConfig(dp_shard=4))
+    slots = Slots([{"CUDA_VISIBLE_DEVICES": str(n)} for n in range(8)], [four])
+    for _ in range(2):
+        assert slots.fits(four, running=0)
+        slots.submit(four, {})
+    assert not slots.fits(tiny, running=2)
+    seen = [set(unit["devices"].split(",")) for unit in submitted]
+    assert [len(devices) for devices in seen] == [4, 4]
+    assert seen[0] | seen[1] == set("01234567")
 
 
 needs_two_cores = pytest.mark.skipif(

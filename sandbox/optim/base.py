@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..fields import near
-from . import finite, lists, matrices
+from . import finite, lists, matrices, sharded
 from .options import SCALAR, scale, translate
 from .orthogonalize import default_dtype, orthogonalize
 from .scalar import adamw_, decay_, lion_
@@ -33,7 +33,11 @@ class DionFamily(torch.optim.Optimizer):
 
     algorithm: ClassVar[str]  # the matrix rule
     splits: ClassVar[tuple[str, ...]] = ()  # which of num_heads and split_sizes it takes
-    own: ClassVar[tuple[str, ...]] = ("_dtype", "_method", "_function", "_options", "_numbers")  # what a copy keeps
+    extras: ClassVar[tuple[str, ...]] = ()  # state that a matrix's owner needs beside what was accumulated
+    returned: ClassVar[tuple[str, ...]] = ()  # state that comes back from it
+    own: ClassVar[tuple[str, ...]] = (  # what a copy keeps
+        *("_dtype", "_method", "_function", "_options", "_numbers", "_ranks", "_owners"),
+    )
 
     def _set_up(
         self,
@@ -50,8 +54,7 @@ class DionFamily(torch.optim.Optimizer):
         name = type(self).__name__
         for switch in (switch for switch, on in kernels.items() if on):
             raise ValueError(f"{name}: {switch}=True was given, a GPU kernel of upstream's; use backend='dion' for it")
-        for one in mesh if isinstance(mesh, tuple) else (mesh,):
-            _refuse_mesh(one, name)
+        self._ranks, self._owners = sharded.ranks_of(mesh, name), None
         if orthogonalize_dtype not in DTYPES:
             raise ValueError(
                 f"{name}: orthogonalize_dtype={orthogonalize_dtype!r}: {near(str(orthogonalize_dtype), DTYPES)}"
@@ -89,10 +92,11 @@ class DionFamily(torch.optim.Optimizer):
                 raise ValueError(f"{where}: {key}={group[key]!r} was given, which {algorithm} has no use for")
         super().add_param_group(group)
         try:
-            _check(self.param_groups[-1], where, is_matrix=algorithm == self.algorithm)
+            _check(self.param_groups[-1], where, self._ranks, is_matrix=algorithm == self.algorithm)
         except ValueError:
             self.param_groups.pop()
             raise
+        self._owners = None  # shared out anew at the next step
         for p in self.param_groups[-1]["params"]:
             self.state[p] = self._new_state(p, self.param_groups[-1], self._number(p))
 
@@ -100,15 +104,21 @@ class DionFamily(torch.optim.Optimizer):
         """Return the state of a parameter, the optimizer's ``number``-th, before its first step."""
         state = {"momentum": torch.zeros_like(p, requires_grad=False)}
         if group["algorithm"] == self.algorithm:
-            return state | self._matrix_state(p, group, number)
+            more = self._matrix_state(p, group, number)
+            return state | {key: sharded.place(p, key, whole) for key, whole in more.items()}
         if group["algorithm"] == "adamw":
             state["variance"] = torch.zeros_like(p, requires_grad=False)
             state["step_dev"] = torch.zeros((), dtype=torch.float32, device=p.device)
         return state
 
     def _matrix_state(self, p: Tensor, group: dict[str, Any], number: int) -> dict[str, Tensor]:
-        """Return what a matrix has beside its momentum."""
+        """Return what a matrix has beside its momentum, whole."""
         return {}
+
+    def _accumulate(self, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return what is to be orthogonalized and the next momentum: the elementwise part of the rule."""
+        total = momentum + gradient
+        return total, total
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load, as a copy, a state of this class or of upstream's class of the same name.
@@ -146,6 +156,9 @@ class DionFamily(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._ranks is not None:
+            sharded.step(self, self._ranks)
+            return loss
         finite.check(self.param_groups)
         for group in self.param_groups:
             group["step"] += 1
@@ -185,15 +198,16 @@ class DionFamily(torch.optim.Optimizer):
 
         return custom
 
-    def _step_scalars(self, group: dict[str, Any]) -> None:
-        """Update an AdamW or Lion group, each dtype and device at once."""
+    def _step_scalars(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Tensor]] | None = None) -> None:
+        """Update an AdamW or Lion group, each dtype and device at once; ``state``: another than the optimizer's own."""
+        state = self.state if state is None else state
         kinds: dict[Any, list[Tensor]] = {}
         for p in group["params"]:
             if p.grad is not None and p.numel():
                 kinds.setdefault((p.dtype, p.device), []).append(p)
         numbers = {key: float(group[key]) for key in ("lr", "beta1", "beta2", "weight_decay")}
         for x in kinds.values():
-            states = [self.state[p] for p in x]
+            states = [state[p] for p in x]
             gradients = [p.grad if p.grad.dtype == p.dtype else p.grad.to(p.dtype) for p in x]
             common = {**numbers, "m": [s["momentum"] for s in states], "cautious": group["cautious_wd"]}
             if group["algorithm"] == "lion":
@@ -203,7 +217,7 @@ class DionFamily(torch.optim.Optimizer):
             adamw_(x, gradients, v=v, steps=steps, epsilon=float(group["epsilon"]), **common)
 
 
-def _check(group: Mapping[str, Any], where: str, *, is_matrix: bool) -> None:
+def _check(group: Mapping[str, Any], where: str, ranks: Any, *, is_matrix: bool) -> None:
     """Raise a ValueError for a parameter that this group cannot take."""
     if len(set(group["params"])) < len(group["params"]):
         raise ValueError(f"{where} holds a parameter twice; allowed is once")
@@ -211,8 +225,7 @@ def _check(group: Mapping[str, Any], where: str, *, is_matrix: bool) -> None:
         name = f"{where}: {finite.name_of(group, i)}"
         if not p.dtype.is_floating_point:
             raise ValueError(f"{name} has dtype {p.dtype}; allowed are floating-point parameters")
-        if hasattr(p, "placements"):
-            raise ValueError(f"{name} is a DTensor; native optimizers on sharded parameters are not built yet")
+        sharded.check(p, ranks, where=name)
         if is_matrix:
             matrices.check(p, group, where=name)
 
@@ -228,12 +241,3 @@ def _refuse_unlike(groups: list[dict[str, Any]], state: Mapping[Tensor, Any], st
                 if here is not None and torch.is_tensor(value) and value.shape != here.shape:
                     shapes = f"{tuple(value.shape)} in the state, {tuple(here.shape)} here"
                     raise ValueError(f"{name} of {finite.name_of(group, i)} has shape {shapes}")
-
-
-def _refuse_mesh(mesh: Any, name: str) -> None:
-    """Let through what means one process; the seam where the sharded family starts."""
-    size = mesh.size() if callable(getattr(mesh, "size", None)) else 1
-    if mesh is not None and size != 1:
-        raise ValueError(
-            f"{name}: a mesh of {size} ranks was given; native optimizers on several ranks are not built yet"
-        )

@@ -64,6 +64,27 @@ def basis(y: Tensor) -> tuple[Tensor, Tensor]:
     return p * carries, carries
 
 
+def _one_mesh(replicate: Any, outer: Any, inner: Any, *, sync: bool) -> Any:
+    """Return the one mesh that the work is shared over: the outer shard mesh, else the replicate mesh.
+
+    Raises:
+        ValueError: tensor parallelism; a replicate mesh over which this optimizer would have to average gradients.
+    """
+    wide = {
+        name: mesh
+        for name, mesh in {"replicate_mesh": replicate, "inner_shard_mesh": inner, "outer_shard_mesh": outer}.items()
+        if mesh is not None and (mesh.size() if callable(getattr(mesh, "size", None)) else 1) > 1
+    }
+    if "inner_shard_mesh" in wide:
+        raise ValueError(f"Dion: inner_shard_mesh of {inner.size()} ranks was given; allowed is one")
+    if "replicate_mesh" in wide and (sync or len(wide) > 1):
+        raise ValueError(
+            f"Dion: replicate_mesh of {replicate.size()} ranks was given; natively gradients are averaged by DDP or "
+            "HSDP, and the mesh is needed only without outer_shard_mesh, with replicate_mesh_grad_sync=False"
+        )
+    return next(iter(wide.values()), None)
+
+
 class Dion(DionFamily):
     """Dion for matrix groups, AdamW or Lion for groups that name them, in one optimizer.
 
@@ -74,6 +95,7 @@ class Dion(DionFamily):
     """
 
     algorithm = "dion"
+    extras, returned = ("Q",), ("momentum", "Q")
     own = (*DionFamily.own, "_seed")
 
     def __init__(
@@ -106,7 +128,7 @@ class Dion(DionFamily):
         self._seed = seed
         self._set_up(
             params,
-            mesh=(replicate_mesh, outer_shard_mesh, inner_shard_mesh),
+            mesh=_one_mesh(replicate_mesh, outer_shard_mesh, inner_shard_mesh, sync=replicate_mesh_grad_sync),
             kernels={},
             defaults={
                 "lr": lr, "mu": mu, "betas": betas, "weight_decay": weight_decay, "cautious_wd": cautious_wd,

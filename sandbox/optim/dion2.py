@@ -53,6 +53,7 @@ class Dion2(DionFamily):
 
     algorithm = "dion2"
     splits = ("num_heads",)
+    returned = ("momentum",)
     own = (*DionFamily.own, "_verbose", "_shown")
 
     def __init__(

@@ -18,9 +18,14 @@ def muon_update(
 
     M <- mu M + G; U = mu M + G with Nesterov's look-ahead, else M; O = orth(U).
     """
-    momentum = torch.add(gradient, momentum, alpha=mu)
-    ahead = torch.add(gradient, momentum, alpha=mu) if nesterov else momentum
+    ahead, momentum = accumulate(gradient, momentum, mu=mu, nesterov=nesterov)
     return orthogonalize(ahead), momentum
+
+
+def accumulate(gradient: Tensor, momentum: Tensor, *, mu: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+    """Return what Muon orthogonalizes and the next momentum; elementwise, any shape."""
+    momentum = torch.add(gradient, momentum, alpha=mu)
+    return torch.add(gradient, momentum, alpha=mu) if nesterov else momentum, momentum
 
 
 class Muon(DionFamily):
@@ -66,6 +71,10 @@ class Muon(DionFamily):
             newton_schulz_func=newton_schulz_func,
             orthogonalize_dtype=orthogonalize_dtype,
         )  # fmt: skip
+
+    def _accumulate(self, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return what is to be orthogonalized and the next momentum."""
+        return accumulate(gradient, momentum, mu=group["mu"], nesterov=group["nesterov"])
 
     def _direction(
         self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .base import DionFamily, Orthogonalize
-from .muon import muon_update
+from .muon import accumulate, muon_update
 from .orthogonalize import wide
 
 GUARD = 1e-8  # added to the root of the second moment, as upstream has it
@@ -49,6 +49,7 @@ class NorMuon(DionFamily):
 
     algorithm = "normuon"
     splits = ("num_heads", "split_sizes")
+    extras = returned = ("variance_neuron",)
 
     def __init__(
         self,
@@ -96,6 +97,10 @@ class NorMuon(DionFamily):
         else:
             shape[-1] = 1
         return {"variance_neuron": torch.zeros(shape, dtype=p.dtype, device=p.device)}
+
+    def _accumulate(self, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return what is to be orthogonalized and the next momentum."""
+        return accumulate(gradient, momentum, mu=group["mu"], nesterov=group["nesterov"])
 
     def _direction(
         self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
