@@ -10,16 +10,8 @@ import typing
 
 _ROOMS = {
     "config": (
-        *(
-            "RunConfig",
-            "ModelConfig",
-            "DataConfig",
-            "ScheduleConfig",
-            "MeshConfig",
-            "GroupPolicy",
-            "Override",
-            "Factory",
-        ),
+        *("RunConfig", "ModelConfig", "DataConfig", "ScheduleConfig", "MeshConfig", "GroupPolicy"),
+        *("Override", "Factory"),
         *("MuonConfig", "NorMuonConfig", "Dion2Config", "DionConfig", "AdamWConfig"),
     ),
     "model": ("GPT",),
@@ -27,7 +19,8 @@ _ROOMS = {
     "builder": ("build_dion_optimizer", "is_dion_optimizer"),
     "mesh": ("get_dion_mesh",),
     "world": ("open_mesh",),
-    "record": ("RunRecord", "table", "curves", "arms", "load_records"),
+    "record": ("RunRecord", "table", "curves", "arms"),
+    "store": ("load_records",),
     "environment": ("stamp",),
     "train": ("train",),
     "launch": ("launch",),

@@ -1,4 +1,4 @@
-"""The command line, for servers without a browser: ``python -m sandbox figures``."""
+"""The command line, for servers without a browser: ``python -m sandbox figures``, ``sweep`` and ``table``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pandas as pd
 
 from . import figures, studies
 from .launch import TIMEOUT, work
-from .record import reports_home, save_records
-from .sweep import sweep
+from .record import reports_home, table
+from .spec import read_spec
+from .store import load_records, save_records
+from .sweep import RETRIED, sweep
 
 
 def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Path | None = None) -> None:
@@ -57,26 +59,63 @@ def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Pat
         print(f"  {path}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit status: 0, or 2 for bad input, 130 after Ctrl-C."""
+def run_spec(
+    spec: Path, *, store: str = "runs", workers: int | None = None, retry: Sequence[str] = (), watch: bool = False
+) -> int:
+    """Run the sweep of a file, print its table, and return 1 where a run failed, else 0."""
+    records = sweep(read_spec(spec), store=store, workers=workers, retry=retry, watch=watch)
+    print(table(records).to_string(index=False))
+    failed = [record for record in records if record.status == "failed"]
+    for record in failed:
+        print(f"\n{record.hash} failed:\n{record.error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def print_table(store: str, *, csv: bool = False) -> None:
+    """Print one row a run of a store."""
+    found = table(load_records(store))
+    print(found.to_csv(index=False) if csv else found.to_string(index=False), end="" if csv else "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("figures", help="run the studies and write their figures to reports/")
     command.add_argument("--preset", choices=list(studies.PRESETS), help="default: SANDBOX_PRESET, else quick")
     command.add_argument("--workers", type=int, help="processes; default: as many as there is room for")
     command.add_argument("--keep", type=Path, metavar="FOLDER", help="also write the records of each study to one file")
+    command = commands.add_parser("sweep", help="train the runs of a JSON file that a store does not hold yet")
+    command.add_argument("spec", type=Path, help='{"base": {...}, "axes": {"seed": [0, 1]}}, see sandbox/spec.py')
+    command.add_argument("--store", default="runs", help="folder of runs; default: runs")
+    command.add_argument("--workers", type=int, help="processes; default: as many as there is room for")
+    command.add_argument("--retry", nargs="+", default=(), choices=RETRIED, help="statuses to run again")
+    command.add_argument("--watch", action="store_true", help="a line for each run that ends")
+    command = commands.add_parser("table", help="print one row a run of a store")
+    command.add_argument("store", help="folder of runs, or a .jsonl file")
+    command.add_argument("--csv", action="store_true", help="comma-separated values")
     command = commands.add_parser("train", help="train the run in a JSON file; on a mesh, under torchrun")
     command.add_argument("run", type=Path, help="what RunConfig.to_dict() gives, as JSON")
     command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the record; default: runs")
     command.add_argument("--checkpoints", type=Path, help="folder; default: one of the run's own")
     command.add_argument("--wait", type=float, default=TIMEOUT, help="seconds that a rank waits for the others")
     command.add_argument("--watched", type=int, help=argparse.SUPPRESS)  # by the launcher with this process id
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit status: 0, 1 where a run of ``sweep`` failed, 2 for bad input, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
     if options.command == "train":
         more = {"wait": options.wait, "checkpoints": options.checkpoints, "watched": options.watched}
         return work(options.run, options.out, **more)
     try:
-        make_figures(studies.preset(options.preset), workers=options.workers, keep=options.keep)
+        if options.command == "table":
+            print_table(options.store, csv=options.csv)
+        elif options.command == "sweep":
+            given = {name: getattr(options, name) for name in ("store", "workers", "retry", "watch")}
+            return run_spec(options.spec, **given)
+        else:
+            make_figures(studies.preset(options.preset), workers=options.workers, keep=options.keep)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

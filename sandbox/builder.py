@@ -244,8 +244,9 @@ def resolve_auto(run: RunConfig) -> RunConfig:
     optimizer = run.optimizer
     if getattr(optimizer, "backend", None) == "auto":
         optimizer = replace(optimizer, backend=resolve_backend("auto", device))
-    if getattr(optimizer, "orthogonalize_dtype", None) == "auto":
-        optimizer = replace(optimizer, orthogonalize_dtype=fast)
+    if getattr(optimizer, "orthogonalize_dtype", None) == "auto":  # upstream knows bfloat16 alone
+        upstreams = optimizer.backend == "dion"
+        optimizer = replace(optimizer, orthogonalize_dtype="bfloat16" if upstreams else fast)
     context = getattr(run.model, "context", None) if run.context is None else run.context
     dtype = fast if run.dtype == "auto" else run.dtype
     return replace(run, device=device, dtype=dtype, optimizer=optimizer, context=context)

@@ -316,6 +316,11 @@ class RunConfig(Config):
         default=None, metadata=LATER | {"low": 1}
     )  # steps; None: none. Changes no number and is not hashed
 
+    @property
+    def ranks(self) -> int:
+        """The number of processes of the run."""
+        return 1 if self.mesh is None else self.mesh.size
+
     def resolved(self) -> RunConfig:
         """Return the same run with every ``"auto"`` replaced by what it means on this machine."""
         from .builder import resolve_auto

@@ -25,7 +25,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from .config import MeshConfig, RunConfig
-from .record import RunRecord, write_atomic
+from .record import RunRecord, record_path, write_atomic
 from .train import OnStep, checkpoint_folder, train
 from .world import TIMEOUT
 
@@ -47,6 +47,7 @@ def launch(
     wait: float = TIMEOUT,
     on_step: OnStep | None = None,
     checkpoints: Path | None = None,
+    devices: str | None = None,
     progress: bool = True,
 ) -> RunRecord:
     """Return the record of a run trained on ``nproc`` ranks of this machine.
@@ -59,6 +60,7 @@ def launch(
         wait: seconds that a rank waits for the others before it says who is missing.
         on_step: as for ``train``, called here.
         checkpoints: as for ``train``.
+        devices: the GPUs that the ranks see, as CUDA_VISIBLE_DEVICES has them; None: those of this process.
         progress: show one bar.
 
     Raises:
@@ -77,14 +79,14 @@ def launch(
         write_atomic(folder / "run.json", json.dumps(run.to_dict()))
         with open(folder / "log", "w+b") as log:
             agent = subprocess.Popen(
-                _command(folder, nproc, wait, checkpoints), env=_environment(run), stdin=subprocess.DEVNULL,
+                _command(folder, nproc, wait, checkpoints), env=_environment(run, devices), stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             try:
                 _watch(agent, folder, run, timeout=timeout, on_step=on_step, progress=progress)
             finally:
                 _stop(agent, folder)
-        record = folder / f"{run.hash}.json"
+        record = record_path(folder, run.hash)
         if not record.is_file():
             raise LaunchFailed(_reason(folder, agent.returncode, nproc))
         return RunRecord.load(record)
@@ -97,11 +99,12 @@ def _command(folder: Path, nproc: int, wait: float, checkpoints: Path | None) ->
     return [*torchrun, "--max-restarts=0", *own]
 
 
-def _environment(run: RunConfig) -> dict[str, str]:
+def _environment(run: RunConfig, devices: str | None) -> dict[str, str]:
     """Return this process's environment, with the run's threads and this package, without an outer torchrun's."""
     outer = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     kept = {k: v for k, v in os.environ.items() if k not in outer and not k.startswith("TORCHELASTIC_")}
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept |= {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     return kept | dict.fromkeys(_THREADS, str(run.threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -120,7 +123,7 @@ def _watch(
                 if on_step is not None:
                     on_step(row)
             seen = len(rows)
-            if ended or (folder / f"{run.hash}.json").is_file():
+            if ended or record_path(folder, run.hash).is_file():
                 break
             if failed is None and any(folder.glob("rank*.error")):
                 failed = time.monotonic()
@@ -173,7 +176,7 @@ def work(
 ) -> int:
     """Train one rank's part of the run in a JSON file: what ``python -m sandbox train`` does under torchrun.
 
-    Rank 0 writes ``out/<hash>.json``, and each step to ``out/steps`` where a launcher (process ``watched``) looks on.
+    Rank 0 writes the record, and each step to ``out/steps`` where a launcher (process ``watched``) looks on.
     Return the exit status; on an error the traceback is in ``out/rank<n>.error`` as well as on the terminal.
     """
     rank = int(os.environ.get("RANK", "0"))

@@ -15,16 +15,17 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from .config import RunConfig
-from .fields import flatten
+from .fields import flatten, near
 
 SCHEMA = 1  # of the JSON file; a newer one is refused, not guessed at
 
 Status = Literal["finished", "diverged", "failed", "interrupted"]
+STATUSES = get_args(Status)
 
 
 @dataclass(kw_only=True)
@@ -76,15 +77,21 @@ class RunRecord:
             values[columns] = {
                 name: [math.nan if v is None else v for v in column] for name, column in values[columns].items()
             }
-        return cls(**values | {"config": RunConfig.from_dict(values["config"])})
+        record = cls(**values | {"config": RunConfig.from_dict(values["config"])})
+        if record.status not in STATUSES:
+            raise ValueError(f"status {record.status!r} was given: {near(str(record.status), STATUSES)}")
+        if record.status == "finished" and not record.evaluations.get("val_loss"):
+            raise ValueError("a finished run was given without a validation loss")
+        return record
 
     def save(self, folder: Path) -> Path:
-        """Write ``folder/<hash>.json``, whole or not at all, and return its path."""
-        path = folder / f"{self.hash}.json"
-        write_atomic(path, self._line())
+        """Write ``folder/<hash>/record.json``, whole or not at all, and return its path."""
+        path = record_path(folder, self.hash)
+        write_atomic(path, self.line())
         return path
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """Return the record as one line of JSON."""
         return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -98,6 +105,11 @@ class RunRecord:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} holds no readable record: {error}") from error
+
+
+def record_path(folder: Path, name: str) -> Path:
+    """Return where the record of the run with that hash lies in a store."""
+    return folder / name / "record.json"
 
 
 def _finite(value: Any) -> Any:
@@ -148,29 +160,6 @@ def _scratch() -> Path:
 def reports_home() -> Path:
     """Return the folder that figures go to."""
     return home() / "reports"
-
-
-def load_records(store: str | Path) -> list[RunRecord]:
-    """Return all records of a folder, by file name, or of a ``.jsonl`` file; a relative path lies under ``home()``.
-
-    Raises:
-        ValueError: there is no record, or a file that holds none.
-    """
-    path = home() / store
-    if path.is_file():
-        records = [RunRecord.from_dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    else:
-        records = [RunRecord.load(file) for file in sorted(path.glob("*.json"))]
-    if not records:
-        raise ValueError(f"no record was found in {path}")
-    return records
-
-
-def save_records(records: Iterable[RunRecord], path: str | Path) -> Path:
-    """Write records to one ``.jsonl`` file, a line each: what a repository or a mail can carry. Return its path."""
-    path = home() / path
-    write_atomic(path, "".join(record._line() for record in records))
-    return path
 
 
 def varying(records: Sequence[RunRecord]) -> pd.DataFrame:

@@ -1,39 +1,32 @@
 """Many runs: ``grid`` makes them, ``sweep`` trains those that the store does not hold yet, in parallel, losing nothing.
 
-Each slot is a loky pool of one worker, since a worker that dies takes its whole pool along: here that costs one run.
-Workers start afresh (no fork: CUDA may have been touched) and get their thread count and their GPU through the
-environment, before they import torch: threads beyond the cores spin at barriers and made a 50 ms step take 2,000 ms.
+Runs are handed to a pool (``executors``), trained where its workers are (``worker``), and found in the store
+(``store``), which several sweeps may share: a run that one of them has claimed is waited for by the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import signal
-import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from loky import ProcessPoolExecutor, cpu_count
-from tqdm.auto import tqdm
-
 from .config import RunConfig
-from .environment import identity
-from .fields import with_field
+from .display import Display
+from .driver import Driver
+from .executors import Foreign, Here, Slots, slot_environments
+from .fields import near, with_field
 from .record import RunRecord, home
-from .train import try_train
+from .store import Store, report
+from .worker import stands
 
 OnRecord = Callable[[RunRecord], None]
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+RETRIED = ("failed", "diverged", "interrupted")
 
 
 def grid(base: RunConfig, **axes: Iterable[Any]) -> list[RunConfig]:
@@ -62,146 +55,93 @@ def sweep(
     store: str | Path = "runs",
     *,
     workers: int | None = None,
+    executor: Any = None,
+    retry: Iterable[str] = (),
+    watch: bool = False,
     on_record: OnRecord | None = None,
     progress: bool = True,
 ) -> list[RunRecord]:
     """Return the records of ``runs``, in their order; those that the store already holds are not run again.
 
-    A stored run counts if it finished or diverged and its corpus hash, backend and ``NUMERICS_VERSION`` are those that
-    it would have now. Every record is written as soon as its run ends. A run that raises or whose worker dies becomes
-    a record with status ``failed``, which a later call tries again.
+    A stored run stands if it finished, diverged or failed, and its corpus hash, backend and ``NUMERICS_VERSION`` are
+    those that it would have now; ``retry`` names statuses that are tried again all the same. A run that was
+    interrupted always goes on, from its first step. Each record is written as soon as its run ends, by whoever trained
+    it; a run that another sweep on the same store is training is waited for. Ctrl-C and SIGTERM stop what runs within
+    seconds, and the same call goes on from there.
 
     Args:
         runs: what to train; equal runs are trained once.
-        store: folder of ``<hash>.json`` files; a relative one lies under ``record.home()``.
-        workers: at most so many processes; None: as many as there is room for (``slot_environments``). With room for
-            one, runs are trained in this process.
-        on_record: called with each new record; it observes only.
+        store: folder of runs; a relative one lies under ``record.home()``.
+        workers: at most so many at a time; None: as many as there is room for (``executors.slot_environments``), or
+            all where an executor has a queue of its own. With room for one, runs are trained in this process.
+        executor: anything whose ``submit(function, argument)`` returns something with ``done``, ``result`` and
+            ``cancel``: of ``concurrent.futures`` (processes: by spawn), Dask's ``client.get_executor(pure=False)``, of
+            submitit. None: local slots.
+        retry: statuses to run again: "failed", "diverged"; "interrupted" always is.
+        watch: show a table and curves that update in place in a notebook, a line a run elsewhere.
+        on_record: called in this process with each new record; it observes only.
         progress: show one bar.
 
     Raises:
-        ValueError: workers below 1.
+        ValueError: workers below 1, or a status that cannot be retried.
+        RuntimeError: the executor refuses a run although none is running; finished ones are kept.
     """
+    retry = [retry] if isinstance(retry, str) else list(retry)
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers} was given; allowed is at least 1")
-    folder = home() / store
+    for status in retry:
+        if status not in RETRIED:
+            raise ValueError(f"retry={status!r} was given: {near(str(status), RETRIED)}")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ValueError(f"executor={executor!r} was given; allowed is an object with a method submit")
+    shelf = Store(home() / store)
     unique = {run.hash: run for run in (run.resolved() for run in runs)}
-    records = {name: stored for name, run in unique.items() if (stored := _stored(folder, run)) is not None}
-    pending = [run for name, run in unique.items() if name not in records]
-    with (
-        tqdm(total=len(unique), initial=len(records), unit="run", disable=not (progress and pending)) as bar,
-        contextlib.closing(_train_all(pending, workers)) as finished,  # an error below ends the workers too
-    ):
-        for record in finished:
-            record.save(folder)
+    seen = {name: shelf.version(name) for name in unique}  # before they are read: what comes later is another's answer
+    records = {name: found for name, run in unique.items() if stands(found := shelf.load(name), run, retry)}
+    _tell_kept(records)
+    pending = {name: run for name, run in unique.items() if name not in records}
+    pool = _pool(list(pending.values()), executor, workers)
+    display = Display(unique, records, shelf, bar=progress and bool(pending), watch=watch and bool(pending))
+    driver = Driver(pending, seen, shelf, pool, display)
+    with _sigterm_unwinds(), contextlib.closing(display), contextlib.closing(driver.records()) as ended:
+        for record in ended:  # an error below stops the workers too
             records[record.hash] = record
-            bar.update()
-            bar.set_postfix_str(f"last {record.status}, {record.val_loss:.3f} nats/token")
+            display.ended(record)
             if on_record is not None:
                 on_record(record)
     return [records[run.hash] for run in runs]
 
 
-def _stored(folder: Path, run: RunConfig) -> RunRecord | None:
-    """Return the stored record where it still says what the run would give; an unreadable file is put aside."""
-    path = folder / f"{run.hash}.json"
-    if not path.exists():
-        return None
+def _tell_kept(records: Mapping[str, RunRecord]) -> None:
+    failed = sum(record.status == "failed" for record in records.values())
+    if failed:
+        report(f"{failed} failed before and {'is' if failed == 1 else 'are'} kept; retry=['failed'] runs such again")
+
+
+def _pool(runs: Sequence[RunConfig], executor: Any, workers: int | None) -> Here:
+    """Return where to work: the executor given, slots where more than one pays, else this process."""
+    if executor is not None:
+        return Foreign(executor, workers)
+    environments = slot_environments(runs)[:workers][: len(runs)]
+    return Slots(environments, runs) if len(environments) > 1 else Here()
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Make SIGTERM unwind as an exception does, so that workers are stopped, before it ends this process."""
+    came = []
+
+    def leave(number: int, frame: Any) -> None:
+        came.append(number)
+        raise SystemExit(128 + number)
+
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, leave)
     try:
-        record = RunRecord.load(path)
-    except ValueError as error:
-        aside = path.with_suffix(f".unreadable-{time.time_ns()}")
-        path.rename(aside)
-        tqdm.write(f"{error}; it was put aside as {aside.name} and its run starts again", file=sys.stderr)
-        return None
-    if record.status not in ("finished", "diverged"):
-        return None
-    try:
-        now = identity(run)
-    except (OSError, ValueError):  # the corpus is gone: nothing speaks against the record, and no run could replace it
-        return record
-    return record if all(record.environment.get(key) == value for key, value in now.items()) else None
-
-
-def _train_all(runs: Sequence[RunConfig], workers: int | None) -> Iterator[RunRecord]:
-    """Yield a record of each run as it ends: from slots where more than one pays, else from this process."""
-    slots = [_Slot(environment) for environment in slot_environments(runs)[:workers][: len(runs)]]
-    if len(slots) > 1:
-        yield from _train_in_slots(runs, slots)
-    else:
-        yield from map(try_train, runs)
-
-
-def slot_environments(runs: Sequence[RunConfig]) -> list[dict[str, str]]:
-    """Return the environment of each worker that this machine has room for: one a GPU, or slots x threads <= cores."""
-    threads = max((run.threads for run in runs), default=1)
-    environment = dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    if any(run.device == "cuda" for run in runs):
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))
-        return [environment | {"CUDA_VISIBLE_DEVICES": name} for name in names]
-    return [environment] * max(1, cpu_count() // threads)
-
-
-class _Slot:
-    """Room for one worker process, started when first needed and anew after it died."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = environment
-        self.pool: ProcessPoolExecutor | None = None
-
-    def submit(self, run: RunConfig) -> Future[dict[str, Any]]:
-        """Start a run and return the future of its record as a dict."""
-        if self.pool is None:
-            self.pool = ProcessPoolExecutor(
-                max_workers=1, env=self.environment, initializer=_start_worker, initargs=(os.getpid(),)
-            )
-        return self.pool.submit(_work, run.to_dict())
-
-    def close(self) -> None:
-        """End the worker process, also in the middle of a run."""
-        if self.pool is not None:
-            self.pool.shutdown(wait=True, kill_workers=True)
-            self.pool = None
-
-
-def _train_in_slots(runs: Sequence[RunConfig], slots: Sequence[_Slot]) -> Iterator[RunRecord]:
-    """Yield records in the order in which they end; whatever ends this loop, no worker outlives it."""
-    queue, free = deque(runs), list(slots)
-    running: dict[Future[dict[str, Any]], tuple[_Slot, RunConfig]] = {}
-    try:
-        while queue or running:
-            while queue and free:
-                slot, run = free.pop(), queue.popleft()
-                running[slot.submit(run)] = slot, run
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                slot, run = running.pop(future)
-                try:
-                    record = RunRecord.from_dict(future.result())
-                except Exception as error:  # the worker died: killed, out of memory, a crash in C
-                    slot.close()
-                    reason = f"the worker process died: {type(error).__name__}: {error}"
-                    record = RunRecord(config=run, hash=run.hash, status="failed", error=reason)
-                free.append(slot)
-                yield record
+        yield
     finally:
-        for slot in slots:
-            slot.close()
-
-
-def _work(run: dict[str, Any]) -> dict[str, Any]:
-    """Train in a worker: plain dicts travel both ways."""
-    return try_train(RunConfig.from_dict(run)).to_dict()
-
-
-def _start_worker(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and end where the parent is gone (a killed kernel cannot say good-bye)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.getLogger(__package__).setLevel(logging.ERROR)  # a remark on the groups once a worker is noise
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if came:
+            os.kill(os.getpid(), signal.SIGTERM)  # a notebook's kernel would survive the SystemExit

@@ -61,11 +61,11 @@ def train(
                 return _Trainer(run, world, checkpoints=checkpoints).train(on_step)
 
 
-def try_train(run: RunConfig, on_step: OnStep | None = None) -> RunRecord:
-    """Return what ``train`` returns, or a record with status ``failed`` and the traceback where it raises."""
+def try_train(run: RunConfig, on_step: OnStep | None = None, *, how: Callable[..., RunRecord] = train) -> RunRecord:
+    """Return what ``how(run, on_step=on_step)`` returns, or where it raises a ``failed`` record with the traceback."""
     run = run.resolved()
     try:
-        return train(run, on_step)
+        return how(run, on_step=on_step)
     except Exception:
         return RunRecord(config=run, hash=run.hash, status="failed", error=traceback.format_exc())
 

@@ -373,6 +373,11 @@ def test_auto_is_resolved_by_the_device(monkeypatch, cuda, device, dtype, orthog
     )
 
 
+def test_upstream_is_said_to_orthogonalize_in_bfloat16_as_it_does():
+    run = config.RunConfig(device="cpu", optimizer=config.MuonConfig(backend="dion"))
+    assert builder.resolve_auto(run).optimizer.orthogonalize_dtype == "bfloat16"
+
+
 def test_auto_resolved_twice_is_auto_resolved_once():
     run = builder.resolve_auto(config.RunConfig())
     assert builder.resolve_auto(run) == run

@@ -13,11 +13,12 @@ ROOM_FLOORS = {  # a room imports from lower floors only; DESIGN's floors, with 
     **{"fields": 0, "config": 0.5, "plots": 0, "compare": 0},
     **{"corpus": 1, "tokenizer": 1, "shards": 1, "data": 1.5, "model": 1, "mesh": 1, "record": 1, "optim": 1},
     **{"roles": 1, "rates": 1, "groups": 1.5, "upstream": 1.5, "builder": 2, "environment": 2.5},
-    **{"world": 1.5, "checkpoint": 1.5, "plan": 3},
-    **{"train": 3, "launch": 4, "sweep": 4, "report": 5, "studies": 5, "figures": 5.5, "__main__": 6, "__init__": 7},
+    **{"store": 1.2, "world": 1.5, "checkpoint": 1.5, "plan": 3, "train": 3, "worker": 3.2, "executors": 3.4},
+    **{"display": 3.6, "driver": 3.8, "launch": 3.1, "sweep": 4, "spec": 4.5, "report": 5, "studies": 5},
+    **{"figures": 5.5, "__main__": 6, "__init__": 7},
 }
 STDLIB_ONLY = ("fields", "config")
-NO_TORCH = ("plots", "compare", "record", "report", "corpus", "tokenizer", "shards")
+NO_TORCH = ("plots", "compare", "record", "store", "report", "corpus", "tokenizer", "shards")
 
 ROOT = Path(sandbox.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

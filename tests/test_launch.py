@@ -135,6 +135,16 @@ def test_two_torchruns_on_the_loopback_stand_in_for_two_machines(run, tmp_path):
         for agent in agents:
             agent.kill()
     assert [agent.returncode for agent in agents] == [0, 0], told
-    (written,) = (tmp_path / "out").iterdir()
+    (written,) = (tmp_path / "out").rglob("*.*")
     record = RunRecord.load(written)
     assert record.curve["train_loss"] == pytest.approx(sb.train(run).curve["train_loss"], abs=1e-5)
+
+
+def test_a_sweep_launches_what_needs_several_ranks(tiny, tmp_path):
+    """One rank and two ranks side by side in one store; the same curve within round-off."""
+    two = replace(tiny, mesh=sb.MeshConfig(dp_shard=2))
+    alone, sharded = sb.sweep([tiny, two], store=tmp_path, progress=False)
+    assert (alone.status, sharded.status) == ("finished", "finished"), sharded.error
+    assert sharded.environment["ranks"] == 2
+    assert sharded.curve["train_loss"] == pytest.approx(alone.curve["train_loss"], abs=1e-5)
+    assert {record.hash for record in sb.load_records(tmp_path)} == {tiny.hash, two.hash}

@@ -51,9 +51,13 @@ def test_constraints_hold_what_torch_brings_on_cuda():
     assert {"triton", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= names.keys()
 
 
-def test_conda_installs_the_checkout_with_both_extras_under_the_same_pins():
+def test_conda_installs_the_checkout_with_lab_and_test_under_the_same_pins():
     assert PIP[:2] == ["-c constraints.txt", "-e .[lab,test]"]
-    assert set(EXTRAS) == {"lab", "test"}
+    assert set(EXTRAS) == {"lab", "test", "cluster"}
+
+
+def test_the_tests_install_what_the_extra_for_clusters_does():
+    assert set(EXTRAS["cluster"]) <= set(EXTRAS["test"])
 
 
 def test_conda_takes_upstream_from_its_repository_at_the_commit_of_the_golden_numbers():

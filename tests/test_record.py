@@ -48,7 +48,7 @@ def test_its_file_is_strict_json_whatever_the_loss(tmp_path):
     record = make(losses=(3.0, math.inf, math.nan), status="diverged")
     text = record.save(tmp_path).read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert np.isnan(RunRecord.load(tmp_path / f"{record.hash}.json").curve["train_loss"][1:]).all()
+    assert np.isnan(RunRecord.load(tmp_path / record.hash / "record.json").curve["train_loss"][1:]).all()
 
 
 @pytest.mark.parametrize(

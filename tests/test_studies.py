@@ -120,16 +120,16 @@ def test_killing_the_command_half_way_loses_no_finished_run(tmp_path):
     command = [sys.executable, "-m", "sandbox", "figures", "--preset", "smoke"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     store, deadline = tmp_path / "runs", time.monotonic() + 120
-    while len(list(store.glob("*.json"))) < 4:
+    while len(list(store.glob("*/record.json"))) < 4:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {path: path.stat().st_mtime_ns for path in store.glob("*.json")}
+    kept = {path: path.stat().st_mtime_ns for path in store.glob("*/record.json")}
     run_figures(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert len(list(store.glob("*.json"))) > len(kept)
+    assert len(list(store.glob("*/record.json"))) > len(kept)
 
 
 def test_bad_input_is_one_line_and_an_exit_status(capsys, monkeypatch):

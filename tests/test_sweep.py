@@ -11,10 +11,13 @@ import time
 from dataclasses import replace
 
 import pytest
+from sweep_helpers import same
 
 import sandbox as sb
+from sandbox import executors
 from sandbox.config import Factory
-from sandbox.sweep import slot_environments
+from sandbox.executors import Slots, slot_environments
+from sandbox.record import record_path
 
 
 def dying_optimizer(model, lr):
@@ -26,9 +29,23 @@ def grid_of(tiny, seeds=2):
     return sb.grid(tiny, **{"optimizer.lm_head_lr": [1e-3, 1e-2], "seed": list(range(seeds))})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_idle_workers():
+    yield
+    executors.close_idle()
+
+
+def orphans():
+    """Return the processes below this one but for workers that wait for the next sweep."""
+    executors.close_idle()
+    return children()
+
+
 def children():
     """Return the processes below this one, as the kernel lists them; loky's resource tracker is one of its own."""
-    found = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True)
+    found = subprocess.run(
+        ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True
+    )
     return [line for line in found.stdout.splitlines() if "loky" in line and "resource_tracker" not in line]
 
 
@@ -52,11 +69,12 @@ def test_an_axis_is_a_list(tiny):
         sb.grid(tiny, seed=3)
 
 
-def test_records_come_in_the_order_of_the_runs_and_are_one_file_each(tiny, tmp_path):
+def test_records_come_in_the_order_of_the_runs_and_are_one_folder_each(tiny, tmp_path):
     runs = grid_of(tiny)
     records = sb.sweep(runs, store=tmp_path, workers=1)
     assert [r.hash for r in records] == [r.hash for r in runs]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"{r.hash}.json" for r in runs)
+    files = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+    assert files == sorted(f"{r.hash}/record.json" for r in runs)
 
 
 def test_equal_runs_are_trained_once(tiny, tmp_path):
@@ -76,7 +94,7 @@ def test_what_is_stored_is_not_run_again(tiny, tmp_path):
 @pytest.mark.parametrize("key", ["corpus_hash", "backend", "numerics_version"])
 def test_a_stored_run_of_other_numerics_runs_again(tiny, tmp_path, key):
     (record,) = sb.sweep([tiny], store=tmp_path)
-    path = tmp_path / f"{record.hash}.json"
+    path = record_path(tmp_path, record.hash)
     stored = json.loads(path.read_text())
     stored["environment"][key] = "another"
     path.write_text(json.dumps(stored))
@@ -101,8 +119,11 @@ def test_a_run_that_raises_is_a_record_and_the_sweep_goes_on(tiny, tmp_path):
     assert [r.status for r in records] == ["failed", "finished"]
     assert "FileNotFoundError" in records[0].error
     made = []
-    sb.sweep([bad, tiny], store=tmp_path, workers=1, on_record=made.append)
-    assert [r.status for r in made] == ["failed"]  # tried again, the finished one not
+    again = sb.sweep([bad, tiny], store=tmp_path, workers=1, on_record=made.append)
+    assert made == []  # a failure is an outcome and stays one
+    assert again[0].error == records[0].error
+    sb.sweep([bad, tiny], store=tmp_path, workers=1, retry=["failed"], on_record=made.append)
+    assert [r.status for r in made] == ["failed"]  # tried again where asked for, the finished one not
 
 
 def test_no_workers_are_refused(tiny):
@@ -112,8 +133,7 @@ def test_no_workers_are_refused(tiny):
 
 def test_slots_times_threads_stay_within_the_cores(tiny, monkeypatch):
     monkeypatch.setattr("loky.cpu_count", lambda: 8)
-    rooms = sys.modules["sandbox.sweep"]
-    monkeypatch.setattr(rooms, "cpu_count", lambda: 8)
+    monkeypatch.setattr(executors, "cpu_count", lambda: 8)
     for threads, slots in ((1, 8), (3, 2), (8, 1), (16, 1)):
         environments = slot_environments([replace(tiny, threads=threads)])
         assert len(environments) == slots
@@ -129,6 +149,20 @@ def test_a_gpu_is_a_slot(tiny, monkeypatch):
     assert [e["CUDA_VISIBLE_DEVICES"] for e in slot_environments([run])] == ["5", "7"]
 
 
+def test_a_run_on_several_gpus_takes_as_many_slots_and_sees_them_all(tiny, tmp_path, monkeypatch):
+    submitted = []
+    monkeypatch.setattr("sandbox.executors._Slot.submit", lambda slot, unit: submitted.append(unit) or object())
+    four = replace(tiny, mesh=sb.MeshConfig(dp_shard=4))
+    slots = Slots([{"CUDA_VISIBLE_DEVICES": str(n)} for n in range(8)], [four])
+    for _ in range(2):
+        assert slots.fits(four, running=0)
+        slots.submit(four, {})
+    assert not slots.fits(tiny, running=2)
+    seen = [set(unit["devices"].split(",")) for unit in submitted]
+    assert [len(devices) for devices in seen] == [4, 4]
+    assert seen[0] | seen[1] == set("01234567")
+
+
 needs_two_cores = pytest.mark.skipif(
     len(slot_environments([sb.RunConfig(device="cpu")])) < 2, reason="one core is one slot: nothing runs in parallel"
 )
@@ -139,10 +173,8 @@ def test_parallel_is_serial_byte_for_byte(tiny, tmp_path):
     runs = grid_of(tiny)
     serial = sb.sweep(runs, store=tmp_path / "serial", workers=1)
     parallel = sb.sweep(runs, store=tmp_path / "parallel")
-    for one, two in zip(serial, parallel, strict=True):
-        kept = ("curve", "evaluations", "rms", "groups", "config", "hash", "status")
-        assert [json.dumps(one.to_dict()[k]) for k in kept] == [json.dumps(two.to_dict()[k]) for k in kept]
-    assert children() == []
+    assert [same(record) for record in serial] == [same(record) for record in parallel]
+    assert orphans() == []
 
 
 @needs_two_cores
@@ -153,7 +185,7 @@ def test_a_killed_worker_costs_one_run(tiny, tmp_path):
     assert [r.status for r in records] == ["finished", "finished", "failed", "finished", "finished"]
     assert "the worker process died" in records[2].error
     assert sb.table(records)["status"].tolist().count("finished") == 4
-    assert children() == []
+    assert orphans() == []
 
 
 @needs_two_cores
@@ -163,8 +195,11 @@ def test_an_observer_that_raises_ends_the_workers(tiny, endless, tmp_path):
 
     with pytest.raises(RuntimeError, match="enough"):
         sb.sweep([tiny, endless], store=tmp_path, on_record=stop)
-    assert children() == []
-    assert len(list(tmp_path.glob("*.json"))) == 1
+    assert orphans() == []
+    assert {r.hash: r.status for r in sb.load_records(tmp_path)} == {
+        tiny.hash: "finished",
+        endless.hash: "interrupted",
+    }
 
 
 SCRIPT = """
@@ -181,7 +216,7 @@ def start(script, runs, tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "runs.json"), str(tmp_path / "store")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     deadline = time.monotonic() + 60
-    while not list((tmp_path / "store").glob("*.json")):
+    while not list((tmp_path / "store").glob("*/record.json")):
         assert process.poll() is None, process.stderr.read().decode()
         assert time.monotonic() < deadline, "no run finished within a minute"
         time.sleep(0.1)
@@ -194,7 +229,9 @@ def members(session):
 
 
 @needs_two_cores
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kernel killed"])
+@pytest.mark.parametrize(
+    "kill", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "sigterm", "kernel killed"]
+)
 def test_what_is_finished_stays_and_no_process_is_left(tiny, endless, tmp_path, kill):
     process = start(SCRIPT, [tiny, endless, replace(endless, seed=1)], tmp_path)
     process.send_signal(kill)
@@ -204,12 +241,43 @@ def test_what_is_finished_stays_and_no_process_is_left(tiny, endless, tmp_path, 
     while members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert members(process.pid) == []
-    assert [p.name for p in (tmp_path / "store").iterdir()] == [f"{tiny.hash}.json"]
+    statuses = {r.hash: r.status for r in sb.load_records(tmp_path / "store")}
+    assert statuses.pop(tiny.hash) == "finished"
+    assert set(statuses.values()) == {"interrupted"}
     made = []
     sb.sweep([tiny], store=tmp_path / "store", on_record=made.append)
     assert made == []
 
 
-def test_no_process_of_this_file_is_left():
+def workers_of(text):
+    return {line.split()[0] for line in text}
+
+
+@needs_two_cores
+def test_workers_wait_for_the_next_sweep_and_not_for_long(tiny, tmp_path, monkeypatch):
+    executors.close_idle()
+    sb.sweep([replace(tiny, seed=i) for i in range(2)], store=tmp_path)
+    first = workers_of(children())
+    assert len(first) == 2
+    monkeypatch.setattr(executors, "IDLE", 0.5)
+    sb.sweep([replace(tiny, seed=i) for i in range(2, 6)], store=tmp_path)
+    assert workers_of(children()) <= first
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert children() == []
+
+
+@needs_two_cores
+def test_workers_that_hold_older_code_are_replaced(tiny, tmp_path, monkeypatch):
+    stamps = executors._stamps([tiny])
+    slot = executors._Slot({"OMP_NUM_THREADS": "1"})
+    slot.stamps = stamps
+    assert slot.suits({"OMP_NUM_THREADS": "1"}, stamps | {"another.py": 1})
+    assert not slot.suits({"OMP_NUM_THREADS": "2"}, stamps)
+    assert not slot.suits({"OMP_NUM_THREADS": "1"}, {path: time + 1 for path, time in stamps.items()})
+
+
+def test_no_process_of_this_file_is_left():
+    assert orphans() == []
     assert multiprocessing.active_children() == []
