@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from .config import MeshConfig, RunConfig
 from .record import RunRecord, record_path, write_atomic
-from .train import OnStep, train
+from .train import OnStep, checkpoint_folder, train
 from .world import TIMEOUT
 
 POLL = 0.1  # seconds between two looks at the ranks
@@ -72,6 +72,8 @@ def launch(
     if run.mesh.size != nproc:
         raise ValueError(f"nproc={nproc} was given for a mesh of {run.mesh.size} ranks; allowed is {run.mesh.size}")
     run = run.resolved()
+    if run.checkpoint_every is not None and checkpoints is None:
+        checkpoints = checkpoint_folder(run)
     with tempfile.TemporaryDirectory(prefix="sandbox-launch-") as name:
         folder = Path(name)
         write_atomic(folder / "run.json", json.dumps(run.to_dict()))

@@ -136,9 +136,13 @@ def _kind(
 
     parts = held(shape)
     extras = {key: held(s) for key, s in _extra_state(shape, group, kind).items()}
-    state = parts * (2 if kind == "adamw" else 1) + sum(extras.values(), np.zeros(ranks))
-    state = state * size + (4 if kind == "adamw" else 0)
     sent = np.zeros(ranks)
+    state = parts * (2 if kind == "adamw" else 1) + sum(extras.values(), np.zeros(ranks))
+    if kind == "normuon" and group.get("transposed"):  # one variance a column as stored: whole on every rank
+        columns = math.prod(shape) / shape[-2]
+        state = state + columns
+        sent += owns * (ranks - 1) * columns
+    state = state * size + (4 if kind == "adamw" else 0)
     if owns.any():
         moved, back = _moved(shape, group, kind, parts, cut), [*extras.values()]
         if kind == "dion" or (kind == "dion2" and not _local(shape, group, cut)):

@@ -125,9 +125,8 @@ class _Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest complete checkpoint, if there is one."""
-        alone = replace(self.run, mesh=None).hash
-        self.key = {"run": alone} | identity(self.run)
-        self.folder = home() / "checkpoints" / alone if self.folder is None else Path(self.folder)
+        self.key = {"run": replace(self.run, mesh=None).hash} | identity(self.run)
+        self.folder = self.world.of_first(checkpoint_folder(self.run) if self.folder is None else Path(self.folder))
         meta = checkpoint.load(self.folder, self.key, model=self.model, optimizer=self.optimizer)
         if meta is not None:
             self.start = meta["step"]
@@ -219,6 +218,7 @@ class _Trainer:
         rows, device = self.rows, self.run.device
         losses = [self.world.mean(self._loss(x[rows].to(device), y[rows].to(device))) for x, y in self.validation]
         self.model.train()
+        self.world.settle(self.model)
         loss = math.fsum(losses) / len(losses)
         bpb = loss / math.log(2) / self.tokens.bytes_per_token
         for column, value in zip(self.record.evaluations, (step, loss, bpb), strict=True):
@@ -255,6 +255,11 @@ class _Trainer:
         start = time.perf_counter()
         yield
         self.parts[part] += time.perf_counter() - start
+
+
+def checkpoint_folder(run: RunConfig) -> Path:
+    """Return the folder of a run's checkpoints, the same whatever its mesh: another number of ranks finds it too."""
+    return home() / "checkpoints" / replace(run, mesh=None).hash
 
 
 def build_model(run: RunConfig) -> nn.Module:

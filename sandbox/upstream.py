@@ -27,7 +27,7 @@ _ITERATED = (*_COMMON, "adjust_lr", "flatten", "use_triton", "use_polar_express"
 _ARGUMENTS = {  # config -> name of upstream's class, and the fields that are its constructor's arguments
     MuonConfig: ("Muon", (*_ITERATED, "cautious_wd", "mu", "nesterov")),
     NorMuonConfig: ("NorMuon", (*_ITERATED, "cautious_wd", "mu", "nesterov", "muon_beta2")),
-    Dion2Config: ("Dion2", (*_ITERATED, "fraction", "ef_decay")),
+    Dion2Config: ("Dion2", (*_ITERATED, "fraction", "ef_decay", "selection_scope")),
     DionConfig: ("Dion", (*_COMMON, "mu", "rank_fraction", "rank_multiple_of", "power_iters", "qr_method")),
 }
 

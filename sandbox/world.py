@@ -127,6 +127,13 @@ class World:
                     fully_shard(block, mesh=mesh)
         return fully_shard(model, mesh=mesh)
 
+    def settle(self, model: nn.Module) -> None:
+        """Cut again what FSDP2 keeps whole after a forward pass without a backward one: the root's own parameters."""
+        if self.shards > 1:
+            for module in model.modules():
+                if hasattr(module, "reshard"):
+                    module.reshard()
+
     def optimizer_mesh(self, model: nn.Module) -> Any:
         """Return what the optimizer gets: DDP's process group, else the mesh, else None."""
         if self.size == 1:
@@ -155,6 +162,14 @@ class World:
             if self.size == 1 or not _BROKEN.search(str(error)):
                 raise
             raise RankMissing(f"{missing(None, 'train')} the training ({str(error).splitlines()[0]})") from error
+
+    def of_first(self, value: Any) -> Any:
+        """Return what rank 0 has for ``value``: its folder, where each rank would make a temporary one of its own."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
 
     def mean(self, value: Tensor) -> float:
         """Return the mean of a number over all ranks, the same on each of them."""

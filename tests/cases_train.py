@@ -61,7 +61,7 @@ def checkpoints(size, folder):
     answers = {}
     for name in ("normuon-lion", "dion-lion", "adamw"):
         mesh = None if size == 1 else sb.MeshConfig(dp_shard=size)
-        run = replace(base(folder), optimizer=OPTIMIZERS[name], mesh=mesh, checkpoint_every=8)
+        run = replace(base(folder), optimizer=OPTIMIZERS[name], mesh=mesh, checkpoint_every=8, eval_every=4)
         store = Path(folder).parent / f"{name}-{size}"
         straight = train(run, checkpoints=store)
         kept = [path.name for path in complete(store)]
@@ -79,7 +79,7 @@ def other_sizes(size, folder):
         if int(written) == size:
             continue
         mesh = None if size == 1 else sb.MeshConfig(dp_shard=size)
-        run = replace(base(folder), optimizer=OPTIMIZERS[name], mesh=mesh, checkpoint_every=100)
+        run = replace(base(folder), optimizer=OPTIMIZERS[name], mesh=mesh, checkpoint_every=100, eval_every=4)
         rest = []
         record = train(run, rest.append, checkpoints=store)
         answers[name, int(written)] = (len(rest), record.curve["train_loss"])

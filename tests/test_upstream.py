@@ -65,7 +65,7 @@ ITERATED = {"lr", "betas", "weight_decay", "epsilon", "adjust_lr", "flatten", "u
 TAKES = {
     "Muon": ITERATED | {"mu", "nesterov", "cautious_wd"},
     "NorMuon": ITERATED | {"mu", "nesterov", "cautious_wd", "muon_beta2"},
-    "Dion2": ITERATED | {"fraction", "ef_decay"},
+    "Dion2": ITERATED | {"fraction", "ef_decay", "selection_scope"},
     "Dion": {"lr", "mu", "betas", "weight_decay", "epsilon", "rank_fraction", "rank_multiple_of", "power_iters"}
     | {"qr_method"},
 }

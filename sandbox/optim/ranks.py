@@ -47,7 +47,7 @@ class Ranks:
         """
         mine = torch.tensor(values, dtype=torch.uint8, device=self._device)
         every = [torch.empty_like(mine) for _ in range(self.size)]
-        self._wait(lambda: dist.all_gather(every, mine, group=self.group, async_op=True))
+        self._wait(lambda: dist.all_gather(every, mine, group=self.group, async_op=True), self._device)
         self.sent += len(values) * (self.size - 1)
         return torch.stack(every).tolist()
 
@@ -65,18 +65,19 @@ class Ranks:
         coming = [0 if rank == self.rank else size for rank, size in enumerate(sizes)]
         going, received = [t.numel() for t in flat], like.new_empty(sum(coming))
         self._wait(
-            lambda: dist.all_to_all_single(received, torch.cat(flat), coming, going, group=self.group, async_op=True)
+            lambda: dist.all_to_all_single(received, torch.cat(flat), coming, going, group=self.group, async_op=True),
+            like.device,
         )
         self.sent += sum(going) * like.element_size()
         parts = list(received.split(coming))
         parts[self.rank] = own
         return parts
 
-    def _wait(self, start: Any) -> None:
+    def _wait(self, start: Any, device: torch.device) -> None:
         self._count += 1
         try:
             work = start()
-            if self._device.type == "cpu":
+            if device.type == "cpu":
                 work.wait(timedelta(seconds=self.timeout))
             else:
                 work.wait()  # the stream waits, and NCCL's own watchdog bounds it
