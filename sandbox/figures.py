@@ -14,13 +14,13 @@ from .config import MuonConfig
 from .plots import plot_groups, plot_loss, plot_lr_sweep, plot_shares
 from .record import RunRecord, curves, table
 from .report import save_figure
-from .studies import Study, group_tables
+from .studies import Study, compared, group_tables
 
 
 def rate_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
     """Draw and save a rate sweep under the study's name: validation loss against the rate that it varies."""
     data = table(records)
-    ax = plot_lr_sweep(data, x=study.x, by="optimizer.scalar_opt")
+    ax = plot_lr_sweep(data, x=study.x, by=compared(data))
     save_figure(ax.figure, study.name, records=records, data=data)
     return ax
 
@@ -49,9 +49,9 @@ def grouping_cost(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def curves_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
-    """Draw and save loss curves under the study's name: a mean over seeds and their band for each value of ``x``."""
+    """Draw and save loss curves under the study's name: a mean over seeds and their band for each optimizer."""
     data = curves(records)
-    ax = plot_loss(data, by=study.x, smooth=5)
+    ax = plot_loss(data, by=compared(data), smooth=5)
     save_figure(ax.figure, study.name, records=records, data=data)
     return ax
 
@@ -75,10 +75,12 @@ def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: 
 def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return each scalar optimizer's best rate, whether it lies inside the grid, and its mean loss in nats/token."""
     data = table(records)
-    rows = best(data, by="optimizer.scalar_opt")
+    rows = best(data, by=compared(data))
+    widths = {"width": rows["model.width"]} if "model.width" in rows else {}
     return pd.DataFrame(
         {
             "study": study.name,
+            **widths,
             "scalar_opt": rows["optimizer.scalar_opt"],
             "rate": study.x.removeprefix("optimizer."),
             "best": rows[study.x],
@@ -92,21 +94,22 @@ def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
 
 def against_best(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return what the neighbours of each best rate cost: ``rate`` minus ``best`` in nats/token, paired by seed."""
-    data, by = table(records), "optimizer.scalar_opt"
+    data = table(records)
+    rates, names = sorted(data[study.x].unique()), compared(data)
     tables = []
-    for name, rate in best(data, by=by)[[by, study.x]].itertuples(index=False):
-        arms = data[data[by] == name]
-        rates = sorted(arms[study.x].unique())
-        place = rates.index(rate)
+    for row in best(data, by=names).to_dict("records"):
+        place = rates.index(row[study.x])
+        arms = data.merge(pd.DataFrame([{name: row[name] for name in names}]))
         near = arms[arms[study.x].isin(rates[max(place - 1, 0) : place + 2])]
-        cost = compare(near, baseline={study.x: rate}).rename(columns={study.x: "rate"})
-        cost = cost[["rate", "difference", "standard_error", "n"]]
-        tables.append(cost.assign(study=study.name, scalar_opt=name, best=rate))
-    return pd.concat(tables, ignore_index=True)[
-        ["study", "scalar_opt", "best", "rate", "difference", "standard_error", "n"]
-    ]
+        cost = compare(near, baseline={study.x: row[study.x]}).rename(columns={study.x: "rate"})
+        told = {name.rpartition(".")[2]: row[name] for name in names} | {"best": row[study.x]}
+        tables.append(cost[["rate", "difference", "standard_error", "n"]].assign(study=study.name, **told))
+    result = pd.concat(tables, ignore_index=True)
+    return result[["study", *told, "rate", "difference", "standard_error", "n"]]
 
 
 def verdict(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return Lion against AdamW, each at its best rate: mean difference in nats/token, paired by seed."""
-    return compare(table(records), baseline={"optimizer.scalar_opt": "adamw"})
+    """Return Lion against AdamW, each at its best rate: mean difference in nats/token, paired by seed, by width."""
+    data = table(records)
+    parts = [rows for _, rows in data.groupby("model.width")] if "model.width" in data else [data]
+    return pd.concat([compare(part, baseline={"optimizer.scalar_opt": "adamw"}) for part in parts], ignore_index=True)

@@ -53,7 +53,7 @@ class Preset:
     final_seeds: int  # an arm, in a paired comparison at the best rates
     rates: int  # points a rate sweep, the optimum's guess in their middle
     eval_tokens: int
-    widths: tuple[int, ...]  # models of a width study
+    widths: tuple[int, ...]  # of the models; several make a rate sweep of each
 
 
 PRESETS = {
@@ -69,7 +69,7 @@ PRESETS = {
             final_seeds=2,
             rates=3,
             eval_tokens=1024,
-            widths=(32, 64),
+            widths=(32,),
         ),
         Preset(
             name="quick",
@@ -174,9 +174,15 @@ def head_rate(scale: Preset | None = None) -> Study:
     )
 
 
-def _sweep_of(scale: Preset, axes: dict[str, list[float]], seeds: Sequence[int] | None = None) -> tuple[RunConfig, ...]:
-    seeds = range(scale.seeds) if seeds is None else seeds
-    return tuple(grid(base_run(scale), **{"optimizer.scalar_opt": SCALAR_OPTS, **axes, "seed": list(seeds)}))
+def _sweep_of(scale: Preset, axes: dict[str, list[float]]) -> tuple[RunConfig, ...]:
+    widths = {"model.width": scale.widths} if len(scale.widths) > 1 else {}
+    arms = {**widths, "optimizer.scalar_opt": SCALAR_OPTS, **axes}
+    return tuple(grid(base_run(scale), **arms, seed=range(scale.seeds)))
+
+
+def compared(data: pd.DataFrame) -> list[str]:
+    """Return the columns of a study's table that are compared at their best rates: the optimizer, and widths if any."""
+    return [name for name in ("model.width", "optimizer.scalar_opt") if name in data]
 
 
 def scalar_rate(scale: Preset | None = None) -> Study:
@@ -201,8 +207,9 @@ def scalar_opt(records: Sequence[RunRecord], scale: Preset | None = None) -> Stu
     """
     scale = scale or preset()
     runs: list[RunConfig] = []
-    varied = ("optimizer.scalar_opt", "optimizer.scalar_lr")
-    for arm in best(table(records), by="optimizer.scalar_opt").to_dict("records"):
+    data = table(records)
+    varied = [*compared(data), "optimizer.scalar_lr"]
+    for arm in best(data, by=compared(data)).to_dict("records"):
         chosen = next(r.config for r in records if all(attrgetter(name)(r.config) == arm[name] for name in varied))
         runs += grid(chosen, seed=range(100, 100 + scale.final_seeds))
     return Study(

@@ -46,7 +46,8 @@ def test_arms_of_a_study_differ_in_what_it_asks_about_alone(study, scale):
     rows = {json.dumps(run.to_dict()) for run in made.runs}
     assert len(rows) == len(made.runs)
     for run in made.runs:
-        assert replace(run, optimizer=made.runs[0].optimizer, seed=0) == made.runs[0]
+        assert replace(run, optimizer=made.runs[0].optimizer, model=made.runs[0].model, seed=0) == made.runs[0]
+        assert replace(run.model, width=scale.model.width) == scale.model
     assert {run.seed for run in made.runs} == set(range(scale.seeds))
 
 
@@ -136,6 +137,28 @@ def test_bad_input_is_one_line_and_an_exit_status(capsys, monkeypatch):
     monkeypatch.setenv("SANDBOX_PRESET", "quik")
     assert main(["figures"]) == 2
     assert capsys.readouterr().err == "error: preset 'quik' was given: did you mean 'quick'?\n"
+
+
+def test_several_widths_make_a_sweep_and_a_verdict_of_each():
+    scale = replace(SMOKE, widths=(32, 64))
+    study = studies.scalar_rate(scale)
+    assert len(study.runs) == 2 * len(studies.scalar_rate(SMOKE).runs)
+    rates = sorted({run.optimizer.scalar_lr for run in study.runs})
+    best = {(32, "adamw"): rates[1], (64, "adamw"): rates[2], (32, "lion"): rates[0], (64, "lion"): rates[1]}
+
+    def finished(run):
+        arm = (run.model.width, run.optimizer.scalar_opt)
+        loss = 2.0 - (run.optimizer.scalar_lr == best[arm]) + (arm[1] == "lion") * arm[0]
+        evaluations = {"step": [1], "val_loss": [loss], "val_bpb": [1.0]}
+        return sb.RunRecord(config=run.resolved(), hash=run.hash, status="finished", evaluations=evaluations)
+
+    records = [finished(run) for run in study.runs]
+    found = figures.findings(study, records)
+    assert {(row.width, row.scalar_opt): row.best for row in found.itertuples()} == best
+    assert set(figures.against_best(study, records)["difference"]) == {1.0}
+    final = studies.scalar_opt(records, scale)
+    assert len(final.runs) == 4 * scale.final_seeds
+    assert figures.verdict([finished(run) for run in final.runs])["difference"].tolist() == [32.0, 64.0]
 
 
 def test_neighbours_of_the_best_rate_are_compared_with_it():
