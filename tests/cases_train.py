@@ -21,6 +21,12 @@ OPTIMIZERS = {
     "dion-lion": sb.DionConfig(lr=0.01, scalar_opt="lion", scalar_lr=1e-3),
     "adamw": sb.AdamWConfig(lr=0.003),
 }
+CROSSED = {  # each rule with the other scalar optimizer too, for the curves alone
+    "muon-lion": sb.MuonConfig(lr=0.02, scalar_opt="lion", scalar_lr=1e-3),
+    "normuon-adamw": sb.NorMuonConfig(lr=0.01, scalar_lr=0.003),
+    "dion2-lion": sb.Dion2Config(lr=0.02, scalar_opt="lion", scalar_lr=1e-3),
+    "dion-adamw": sb.DionConfig(lr=0.01, scalar_lr=0.003),
+}
 
 
 def base(folder):
@@ -40,7 +46,7 @@ def meshes(size):
 def curves(size, folder):
     """Every optimizer on every mesh: losses, validation losses, norms."""
     answers = {}
-    for name, optimizer in OPTIMIZERS.items():
+    for name, optimizer in (OPTIMIZERS | CROSSED).items():
         run = replace(base(folder), optimizer=optimizer)
         for kind, mesh in ({"alone": None} if size == 1 else meshes(size)).items():
             record = train(replace(run, mesh=mesh))
