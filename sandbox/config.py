@@ -309,12 +309,10 @@ class RunConfig(Config):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of autocast; auto: bfloat16 on CUDA, float32 on CPU
     eval_every: int = at_least(1, 50)  # steps; the last step is always evaluated
     eval_tokens: int = at_least(1, 40_960)  # of validation text, rounded up to whole batches
-    mesh: MeshConfig | None = field(
-        default=None, metadata=LATER
-    )  # several ranks, see ``launch``; None: one process without a mesh
-    checkpoint_every: int | None = field(
-        default=None, metadata=LATER | {"low": 1}
-    )  # steps; None: none. Changes no number and is not hashed
+    # Several ranks, see ``launch``; None: one process without a mesh.
+    mesh: MeshConfig | None = field(default=None, metadata=LATER)
+    # Steps; None: no checkpoints. It changes no number and is not hashed.
+    checkpoint_every: int | None = field(default=None, metadata=LATER | {"low": 1})
 
     @property
     def ranks(self) -> int:
