@@ -294,7 +294,7 @@ class RunConfig(Config):
 
     model: ModelConfig | Factory = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    optimizer: MuonConfig | NorMuonConfig | Dion2Config | DionConfig | AdamWConfig | Factory = field(
+    optimizer: OptimizerConfig = field(
         default_factory=lambda: MuonConfig(lr=0.02, embed_lr=0.01, lm_head_lr=0.003, scalar_lr=0.003)
     )
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

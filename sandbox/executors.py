@@ -23,6 +23,7 @@ import torch
 from loky import ProcessPoolExecutor, cpu_count
 
 from .config import RunConfig
+from .launch import THREADS
 from .store import Store
 from .worker import Unit, start_worker, work
 
@@ -30,7 +31,6 @@ IDLE = 20.0  # seconds
 GRACE = 10.0  # seconds for foreign workers to end their runs
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 LOST = (Exception, asyncio.CancelledError)  # what a future raises whose worker is gone
 
@@ -38,7 +38,7 @@ LOST = (Exception, asyncio.CancelledError)  # what a future raises whose worker 
 def slot_environments(runs: Sequence[RunConfig]) -> list[dict[str, str]]:
     """Return the environment of each worker that this machine has room for: one a GPU, or slots x threads <= cores."""
     threads = max((run.threads for run in runs), default=1)
-    environment = dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    environment = dict.fromkeys(THREADS, str(threads))
     if any(run.device == "cuda" for run in runs):
         visible = os.environ.get(GPUS)
         names = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))

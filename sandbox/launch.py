@@ -32,7 +32,7 @@ from .world import TIMEOUT
 POLL = 0.1  # seconds between two looks at the ranks
 GRACE = 5.0  # seconds after the first rank's error, in which the others tell theirs
 PATIENCE = 10.0  # seconds that torchrun gets to notice that its ranks are gone
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class LaunchFailed(RuntimeError):
@@ -105,7 +105,7 @@ def _environment(run: RunConfig, devices: str | None) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in outer and not k.startswith("TORCHELASTIC_")}
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept |= {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-    return kept | dict.fromkeys(_THREADS, str(run.threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
+    return kept | dict.fromkeys(THREADS, str(run.threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _watch(

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -38,6 +39,7 @@ from .record import RunRecord, table
 from .sweep import grid
 
 SCALAR_OPTS = ("adamw", "lion")
+ROOT = Path(__file__).resolve().parents[1]  # of the project: a notebook's working directory is another
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ PRESETS = {
         Preset(
             name="gpu",
             model=ModelConfig(vocab_size=50_304, width=768, depth=12, heads=12, context=1024),
-            data=DataConfig(corpus="data/fineweb10B"),
+            data=DataConfig(corpus=str(ROOT / "data" / "fineweb10B")),
             steps=2000,
             batch_size=64,
             seeds=3,

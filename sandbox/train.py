@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -171,8 +172,7 @@ class _Trainer:
             loss = self._loss(x_BT, y_BT)
             loss.backward()
             train_loss = self.world.mean(loss)
-        for column, value in zip(curve, (step + 1, (step + 1) * self.tokens_a_step, train_loss, factor), strict=True):
-            curve[column].append(value)
+        _append(curve, step + 1, (step + 1) * self.tokens_a_step, train_loss, factor)
         if not train_loss <= EXPLODED * curve["train_loss"][0]:  # also catches NaN
             return self._diverged(f"training loss {train_loss:.4g} nats/token at step {step + 1}")
         evaluated = (step + 1) % run.eval_every == 0 or step + 1 == run.steps
@@ -221,8 +221,7 @@ class _Trainer:
         self.world.settle(self.model)
         loss = math.fsum(losses) / len(losses)
         bpb = loss / math.log(2) / self.tokens.bytes_per_token
-        for column, value in zip(self.record.evaluations, (step, loss, bpb), strict=True):
-            self.record.evaluations[column].append(value)
+        _append(self.record.evaluations, step, loss, bpb)
         return loss
 
     def _weights(self) -> list[list[Tensor]]:
@@ -240,9 +239,7 @@ class _Trainer:
                 row[:] = [new.numel() + row[0], *(a + b for a, b in zip(row[1:], squares, strict=True))]
         for role, row in sums.items():
             count, *squares = self.world.sum_shards(row, self.run.device)
-            values = (step, role, *(math.sqrt(s / count) for s in squares))
-            for column, value in zip(self.record.rms, values, strict=True):
-                self.record.rms[column].append(value)
+            _append(self.record.rms, step, role, *(math.sqrt(s / count) for s in squares))
 
     def _last(self, step: int) -> dict[str, float]:
         row = {column: values[-1] for column, values in self.record.curve.items()}
@@ -260,6 +257,11 @@ class _Trainer:
 def checkpoint_folder(run: RunConfig) -> Path:
     """Return the folder of a run's checkpoints, the same whatever its mesh: another number of ranks finds it too."""
     return home() / "checkpoints" / replace(run, mesh=None).hash
+
+
+def _append(columns: dict[str, list[Any]], *row: Any) -> None:
+    for column, value in zip(columns.values(), row, strict=True):
+        column.append(value)
 
 
 def build_model(run: RunConfig) -> nn.Module:
