@@ -9,9 +9,12 @@ import contextlib
 import datetime
 import functools
 import gc
+import importlib
 import itertools
+import operator
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +28,16 @@ from .optim.ranks import RankMissing, missing
 
 AXES = ("dp_replicate", "dp_shard")
 _BROKEN = re.compile(r"gloo|nccl|time[d]?\s?out|connection|socket|broken pipe", re.IGNORECASE)
+_CACHES = (  # what empties them; private, and not in every version of torch
+    ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
+    (
+        "torch.distributed.tensor",
+        "DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear",
+    ),
+    ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
+    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+    ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
 TIMEOUT = 300.0  # seconds that a rank waits for the others before it says who is missing
 
 
@@ -51,17 +64,19 @@ def open_mesh(config: MeshConfig, *, device: str = "auto", timeout: float = TIME
             f"dp_replicate={config.dp_replicate} x dp_shard={config.dp_shard} = {config.size} ranks were given in a "
             f"world of {world}; allowed is {world}" + ("" if world > 1 else " (sandbox.launch starts several)")
         )
+    mesh, whole, hook = None, True, sys.excepthook
     if opened:
         _open(kind, world, datetime.timedelta(seconds=timeout))
-    whole = True
     try:
-        yield dist.init_device_mesh(kind, (config.dp_replicate, config.dp_shard), mesh_dim_names=AXES)
+        mesh = dist.init_device_mesh(kind, (config.dp_replicate, config.dp_shard), mesh_dim_names=AXES)
+        yield mesh
     except BaseException:
         whole = False
         raise
     finally:
         if opened:
-            _close(wait=whole)
+            _close(mesh, wait=whole)
+            sys.excepthook = hook  # torch's names the rank, once more with every group that is opened
 
 
 def _open(kind: str, world: int, timeout: datetime.timedelta) -> None:
@@ -85,13 +100,28 @@ def _rendezvous() -> Any:
     return next(iter(rendezvous("env://")))[0]
 
 
-def _close(*, wait: bool) -> None:
+def _close(mesh: Any, *, wait: bool) -> None:
     """Destroy the process group; after a success all ranks leave together, so that none finds its peers gone."""
-    gc.collect()  # reducers and hooks of dropped models hold on to the group
     if wait and dist.get_world_size() > 1:
         with contextlib.suppress(RuntimeError):
             dist.barrier()
     dist.destroy_process_group()
+    _forget(mesh)
+
+
+def _forget(mesh: Any) -> None:
+    """Let go of the groups of a mesh, which DTensor's caches keep otherwise: it lasts, and is taken for its successors.
+
+    What is equal to a cached mesh is replaced by it, hence a second mesh of one shape would send through the groups of
+    the first. Gloo's threads, too, end with the last reference to their group only, and one that lets go of a finished
+    collective while Python shuts down waits for an interpreter that is gone and aborts the process: SIGABRT, "terminate
+    called without an active exception" (https://github.com/pytorch/pytorch/pull/179291).
+    """
+    for module, name in _CACHES:
+        with contextlib.suppress(ImportError, AttributeError):
+            operator.attrgetter(name)(importlib.import_module(module))()
+    getattr(mesh, "_pg_registry", {}).clear()
+    gc.collect()  # reducers and hooks of dropped models, and meshes that were cached, are in cycles
 
 
 def process_group_of(model: nn.Module) -> Any:

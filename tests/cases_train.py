@@ -1,9 +1,12 @@
 """Cases of ``test_mesh_train``: the same run on one process and on a mesh; checkpoints across numbers of ranks."""
 
+import atexit
 import json
 import math
+import os
 import resource
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,9 +203,22 @@ def diverges_alike(size, folder):
     return record.status, json.dumps(record.curve)
 
 
+def closes(size, folder):
+    """Runs that open their own process group leave no hook of torch behind; for gloo's threads see ``_threads``."""
+    atexit.register(_threads, Path(folder) / f"threads{os.environ['RANK']}.json")  # the first to come is the last to go
+    for mesh in meshes(size).values():
+        train(replace(base(folder), mesh=mesh, steps=1))
+    return sys.excepthook is sys.__excepthook__
+
+
+def _threads(path):
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+    path.write_text(json.dumps(sorted(names)))
+
+
 def everything(size, folder):
-    """All the above in one process group, which is opened and closed once; the first case opens its own."""
-    answers = {"diverges_alike": diverges_alike(size, folder)}
+    """All the above in one process group, which is opened and closed once; the first two cases open their own."""
+    answers = {case.__name__: case(size, folder) for case in (closes, diverges_alike)}
     with open_mesh(sb.MeshConfig(dp_shard=size), device="cpu", timeout=60):
         for case in (curves, mesh_of_one, checkpoints, other_sizes, cut_off, foreign, full_disk, bad_batch, plans):
             answers[case.__name__] = case(size, folder)

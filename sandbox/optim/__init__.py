@@ -3,9 +3,9 @@
 from .dion import Dion, dion_update
 from .dion2 import Dion2, dion2_update
 from .finite import NonFiniteGradient
-from .muon import Muon, muon_update
+from .muon import Muon, accumulate
 from .normuon import NorMuon, normuon_update
-from .orthogonalize import orthogonalize
+from .orthogonalize import orthogonalize, orthogonalize_all
 
 __all__ = [
     "Dion",
@@ -13,9 +13,10 @@ __all__ = [
     "Muon",
     "NonFiniteGradient",
     "NorMuon",
+    "accumulate",
     "dion2_update",
     "dion_update",
-    "muon_update",
     "normuon_update",
     "orthogonalize",
+    "orthogonalize_all",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 from ..fields import near
 from . import finite, lists, matrices, sharded
 from .options import SCALAR, scale, translate
-from .orthogonalize import default_dtype, orthogonalize
+from .orthogonalize import default_dtype, orthogonalize_all
 from .scalar import adamw_, decay_, lion_
 
-Orthogonalize = Callable[[Tensor], Tensor]  # (N, m, n) -> the same shape
+Orthogonalize = Callable[[list[Tensor]], list[Tensor]]  # stacks (N, m, n) -> as many of the same shapes
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -115,9 +116,11 @@ class DionFamily(torch.optim.Optimizer):
         """Return what a matrix has beside its momentum, whole."""
         return {}
 
-    def _accumulate(self, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return what is to be orthogonalized and the next momentum: the elementwise part of the rule."""
-        total = momentum + gradient
+    def _accumulate(
+        self, gradients: list[Tensor], momenta: list[Tensor], group: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what the directions come from and the next momenta: the elementwise part of the rule, any shapes."""
+        total = lists.add(momenta, gradients)
         return total, total
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -167,25 +170,40 @@ class DionFamily(torch.optim.Optimizer):
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         """Update a matrix group: decay with the unscaled rate, then subtract the direction with the scaled one."""
-        lr, orth = float(group["lr"]), self._orthogonalizer(group)
-        for batch in matrices.batches(group["params"], self.state, group):
-            direction, new = self._direction(batch.gradient(), batch.old(), group, orth)
-            for key, value in new.items():
-                lists.copy_(batch.state[key], matrices.like(value, batch.state[key]))
-            direction = matrices.like(direction, batch.x)
-            decay_(batch.x, direction, rate=lr * float(group["weight_decay"]), cautious=group["cautious_wd"])
-            lists.add_(batch.x, direction, alpha=-lr * scale(batch.shape, group.get("adjust_lr", "spectral_norm")))
+        lr = float(group["lr"])
+        for bundle in matrices.bundles(group["params"], self.state, group):
+            x = [t for batch in bundle for t in batch.x]
+            momenta = [state["momentum"] for batch in bundle for state in batch.state]
+            ahead, new = self._accumulate([g for batch in bundle for g in batch.g], momenta, group)
+            directions = self._solve(bundle, ahead, group)
+            if "momentum" not in self.returned:
+                lists.copy_(momenta, new)
+            rate = lr * float(group["weight_decay"])
+            decay_(x, list(itertools.chain(*directions)), rate=rate, cautious=group["cautious_wd"])
+            for batch, direction in zip(bundle, directions, strict=True):
+                lists.add_(batch.x, direction, alpha=-lr * scale(batch.shape, group.get("adjust_lr", "spectral_norm")))
 
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the direction and the next state of a stack of matrices: the rule itself."""
+    def _solve(self, bundle: list[matrices.Batch], ahead: list[Tensor], group: dict[str, Any]) -> list[list[Tensor]]:
+        """Return the directions of each batch, given what was accumulated for all of them, and set their new state."""
+        rest = iter(ahead)
+        stacks = [matrices.stack(list(itertools.islice(rest, len(b.x))), b.shape) for b in bundle]
+        old = [batch.old(self.extras) for batch in bundle]
+        directions, new = self._directions(stacks, old, group, self._orthogonalizer(group))
+        for batch, state in zip(bundle, new, strict=True):
+            for key, value in state.items():
+                batch.set(key, value)
+        return [matrices.like(direction, batch.x) for batch, direction in zip(bundle, directions, strict=True)]
+
+    def _directions(
+        self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
+    ) -> tuple[list[Tensor], Sequence[dict[str, Tensor]]]:
+        """Return the directions and the next state of stacks of matrices, one a shape: the rule itself."""
         raise NotImplementedError
 
     def _orthogonalizer(self, group: dict[str, Any]) -> Orthogonalize:
-        """Return the function that the rule orthogonalizes a stack with."""
+        """Return the function that the rule orthogonalizes stacks with."""
         if self._function is None:
-            return lambda u: orthogonalize(u, method=self._method, dtype=self._dtype, epsilon=group["epsilon"])
+            return lambda us: orthogonalize_all(us, method=self._method, dtype=self._dtype, epsilon=group["epsilon"])
 
         def custom(u: Tensor) -> Tensor:
             """Call the user's function as upstream does: three dimensions, ``epsilon`` by name."""
@@ -196,7 +214,7 @@ class DionFamily(torch.optim.Optimizer):
                 )
             return result.to(u.dtype)
 
-        return custom
+        return lambda us: [custom(u) for u in us]
 
     def _step_scalars(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Tensor]] | None = None) -> None:
         """Update an AdamW or Lion group, each dtype and device at once; ``state``: another than the optimizer's own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,19 +17,20 @@ ROUND_OFF = 30  # times epsilon and the largest singular value; measured: at mos
 
 
 def dion_update(
-    gradient: Tensor, momentum: Tensor, *, q: Tensor, mu: float, epsilon: float, power_iters: int = 1
+    momentum: Tensor, q: Tensor, *, mu: float, epsilon: float, power_iters: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Dion's direction and the next momentum, ``(N, m, n)``, and the next right factor Q, ``(N, min, r)``.
 
-    With the longer side first: M <- M + G; P an orthonormal basis of M Q; R = M^T P; M <- M - (1 - mu) P R^T;
-    Q <- R with unit columns; O = P Q^T (arXiv 2504.05295, Algorithm 1). Where M has less than r directions, the columns
-    of P that carry nothing become 0 and those of Q stay. Computed in float32 at least, whatever the dtype of the state.
+    M has the gradient added already. With the longer side first: P an orthonormal basis of M Q; R = M^T P;
+    M <- M - (1 - mu) P R^T; Q <- R with unit columns; O = P Q^T (arXiv 2504.05295, Algorithm 1). Where M has less than
+    r directions, the columns of P that carry nothing become 0 and those of Q stay. Computed in float32 at least,
+    whatever the dtype of the state.
     """
-    if gradient.shape[-2] < gradient.shape[-1]:
-        o, m, q = dion_update(gradient.mT, momentum.mT, q=q, mu=mu, epsilon=epsilon, power_iters=power_iters)
+    if momentum.shape[-2] < momentum.shape[-1]:
+        o, m, q = dion_update(momentum.mT, q, mu=mu, epsilon=epsilon, power_iters=power_iters)
         return o.mT, m.mT, q
     dtype = wide(momentum.dtype)
-    momentum, q = momentum.to(dtype) + gradient.to(dtype), q.to(dtype)
+    momentum, q = momentum.to(dtype), q.to(dtype)
     size = largest_entry(momentum)  # divided out before anything is squared, so that no finite input overflows
     unit = momentum / size
     for _ in range(power_iters):
@@ -149,16 +151,10 @@ class Dion(DionFamily):
         generator = torch.Generator().manual_seed((self._seed * 0x9E3779B1 + number) % 2**32)
         return {"Q": torch.randn(*batch, min(m, n), rank, generator=generator).to(p.device, p.dtype)}
 
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the direction and the next state of a stack of matrices."""
-        direction, momentum, q = dion_update(
-            gradient,
-            state["momentum"],
-            q=state["Q"],
-            mu=group["mu"],
-            epsilon=group["epsilon"],
-            power_iters=group["power_iters"],
-        )
-        return direction, {"momentum": momentum, "Q": q}
+    def _directions(
+        self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
+    ) -> tuple[list[Tensor], Sequence[dict[str, Tensor]]]:
+        """Return the directions and the next state of stacks of matrices."""
+        options = {key: group[key] for key in ("mu", "epsilon", "power_iters")}
+        found = [dion_update(m, old["Q"], **options) for m, old in zip(ahead, state, strict=True)]
+        return [direction for direction, _, _ in found], [{"momentum": m, "Q": q} for _, m, q in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,18 +29,20 @@ def select(momentum: Tensor, fraction: float) -> tuple[int, Tensor]:
 
 
 def dion2_update(
-    gradient: Tensor, momentum: Tensor, *, fraction: float, ef_decay: float, orthogonalize: Orthogonalize
-) -> tuple[Tensor, Tensor]:
-    """Return Dion2's direction, zero outside the chosen rows, and the next momentum, all ``(N, m, n)``.
+    momenta: list[Tensor], *, fraction: float, ef_decay: float, orthogonalize: Orthogonalize
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return Dion2's directions, zero outside the chosen rows, and the next momenta, all stacks ``(N, m, n)``.
 
-    M <- M + G; K the chosen rows; O[K] = orth(M[K]); M[K] <- ef_decay M[K] (error feedback).
+    M has the gradient added already; K the chosen rows; O[K] = orth(M[K]); M[K] <- ef_decay M[K] (error feedback).
     """
-    momentum = momentum + gradient
-    dim, index = select(momentum, fraction)
-    chosen = torch.take_along_dim(momentum, index, dim)
-    index = index.expand_as(chosen)
-    direction = torch.zeros_like(momentum).scatter_(dim, index, orthogonalize(chosen))
-    return direction, momentum.scatter_(dim, index, chosen * ef_decay)
+    places = [select(momentum, fraction) for momentum in momenta]
+    chosen = [torch.take_along_dim(m, index, dim) for m, (dim, index) in zip(momenta, places, strict=True)]
+    directions, new = [], []
+    for m, part, (dim, index), orthogonal in zip(momenta, chosen, places, orthogonalize(chosen), strict=True):
+        index = index.expand_as(part)
+        directions.append(torch.zeros_like(m).scatter_(dim, index, orthogonal))
+        new.append(m.scatter(dim, index, part * ef_decay))
+    return directions, new
 
 
 class Dion2(DionFamily):
@@ -98,19 +100,14 @@ class Dion2(DionFamily):
             orthogonalize_dtype=orthogonalize_dtype,
         )  # fmt: skip
 
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the direction and the next state of a stack of matrices."""
-        if self._verbose and gradient.shape[-2:] not in self._shown:
-            self._shown.add(gradient.shape[-2:])
-            m, n = gradient.shape[-2:]
+    def _directions(
+        self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
+    ) -> tuple[list[Tensor], Sequence[dict[str, Tensor]]]:
+        """Return the directions and the next momenta of stacks of matrices."""
+        for m, n in {stack.shape[-2:] for stack in ahead} - self._shown if self._verbose else ():
+            self._shown.add((m, n))
             logger.info("Dion2: %g of the %s of %d x %d", group["fraction"], "rows" if m <= n else "columns", m, n)
-        direction, momentum = dion2_update(
-            gradient,
-            state["momentum"],
-            fraction=group["fraction"],
-            ef_decay=group["ef_decay"],
-            orthogonalize=orthogonalize,
+        directions, momenta = dion2_update(
+            ahead, fraction=group["fraction"], ef_decay=group["ef_decay"], orthogonalize=orthogonalize
         )
-        return direction, {"momentum": momentum}
+        return directions, [{"momentum": momentum} for momentum in momenta]

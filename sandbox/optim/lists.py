@@ -27,4 +27,4 @@ def loop(name: str) -> Callable[..., Any]:
 
 
 add_, mul_, copy_, sign_, lerp_ = map(foreach, ("add_", "mul_", "copy_", "sign_", "lerp_"))
-lerp, norm = map(foreach, ("lerp", "norm"))
+add, lerp, norm = map(foreach, ("add", "lerp", "norm"))

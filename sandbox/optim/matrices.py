@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import lists
 
 # Elements of a stack. On a CPU 2 MiB of float32 stay in the cache (a tenth faster than all 24 matrices of width 256 at
 # once); elsewhere 128 MiB bound what a step holds beside the state.
@@ -62,32 +64,33 @@ def matrix_shape(view: Tensor, options: Mapping[str, Any]) -> tuple[int, ...]:
 
 @dataclass
 class Batch:
-    """Matrices of one shape, dtype and device, updated together."""
+    """Matrices of one shape, dtype and device, whose directions are found together."""
 
     shape: tuple[int, ...]  # (..., fan_out, fan_in) of each
     x: list[Tensor] = field(default_factory=list)  # views of the parameters
     g: list[Tensor] = field(default_factory=list)  # and of their gradients
-    state: dict[str, list[Tensor]] = field(default_factory=dict)  # and of their state
+    state: list[Mapping[str, Tensor]] = field(default_factory=list)  # and of their state
 
-    def gradient(self) -> Tensor:
-        """Return the gradients, ``(N, fan_out, fan_in)``; the batch dimensions of a parameter go into N."""
-        return _stack(self.g, self.shape)
+    def old(self, keys: Iterable[str]) -> dict[str, Tensor]:
+        """Return some of the state, stacked; not the momentum, whose shape may be another than the rule's."""
+        return {key: stack([state[key] for state in self.state]) for key in keys}
 
-    def old(self) -> dict[str, Tensor]:
-        """Return the state stacked in the same way; only momentum is shaped like the weight."""
-        return {key: _stack(ts, self.shape if key == "momentum" else ts[0].shape) for key, ts in self.state.items()}
-
-
-def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Return ``(N, m, n)``; one tensor alone is not copied, since no rule writes into what it is given."""
-    shaped = [t if t.shape == shape else t.reshape(shape) for t in tensors]
-    stack = torch.stack(shaped) if len(shaped) > 1 else shaped[0].unsqueeze(0)
-    return stack if stack.ndim == 3 else stack.flatten(0, -3)
+    def set(self, key: str, value: Tensor) -> None:
+        """Write a stack back into the state."""
+        targets = [state[key] for state in self.state]
+        lists.copy_(targets, like(value, targets))
 
 
-def like(stack: Tensor, targets: list[Tensor]) -> list[Tensor]:
+def stack(tensors: Sequence[Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
+    """Return ``(N, m, n)``, batch dimensions of a tensor in N; one alone is not copied, as no rule writes into it."""
+    shaped = [t if shape in (None, t.shape) else t.reshape(shape) for t in tensors]
+    stacked = torch.stack(shaped) if len(shaped) > 1 else shaped[0].unsqueeze(0)
+    return stacked if stacked.ndim == 3 else stacked.flatten(0, -3)
+
+
+def like(stacked: Tensor, targets: list[Tensor]) -> list[Tensor]:
     """Return the parts of a stack ``(N, m, n)`` in the shapes of ``targets``."""
-    parts = stack.unbind() if len(stack) == len(targets) else stack.unflatten(0, (len(targets), -1)).unbind()
+    parts = stacked.unbind() if len(stacked) == len(targets) else stacked.unflatten(0, (len(targets), -1)).unbind()
     return [part if part.shape == t.shape else part.reshape(t.shape) for part, t in zip(parts, targets, strict=True)]
 
 
@@ -97,18 +100,48 @@ def batches(
     """Yield the batches of those parameters of a group that have a gradient and any elements."""
     open_: dict[Any, Batch] = {}
     for p in parameters:
-        if p.grad is None or p.numel() == 0:
-            continue
-        gradient = p.grad if p.grad.dtype == p.dtype else p.grad.to(p.dtype)
-        # Q belongs to the matrix as a whole; all other state has the rows of the weight
-        parts = {key: [t] if key == "Q" else views(t, options) for key, t in state[p].items()}
-        for i, (x, g) in enumerate(zip(views(p, options), views(gradient, options), strict=True)):
-            shape = matrix_shape(x, options)
-            batch = open_.setdefault((shape, x.dtype, x.device), Batch(shape))
+        for x, g, own in _parts(p, state[p], options):
+            key = (matrix_shape(x, options), x.dtype, x.device)
+            batch = open_.get(key) or open_.setdefault(key, Batch(key[0]))
             batch.x.append(x)
             batch.g.append(g)
-            for key, views_of_state in parts.items():
-                batch.state.setdefault(key, []).append(views_of_state[i])
-            if (len(batch.x) + 1) * x.numel() > LARGEST.get(x.device.type, LARGEST_ELSEWHERE):
-                yield open_.pop((shape, x.dtype, x.device))
+            batch.state.append(own)
+            if (len(batch.x) + 1) * x.numel() > _largest(x):
+                yield open_.pop(key)
     yield from open_.values()
+
+
+def bundles(*args: Any) -> Iterator[list[Batch]]:
+    """Yield those batches in bundles: small ones together, since each torch call costs more than its arithmetic."""
+    bundle: list[Batch] = []
+    size = 0
+    for batch in batches(*args):
+        elements = len(batch.x) * batch.x[0].numel()
+        if bundle and size + elements > _largest(batch.x[0]):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(batch)
+        size += elements
+    if bundle:
+        yield bundle
+
+
+def _parts(
+    p: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> Iterable[tuple[Tensor, Tensor, Mapping[str, Tensor]]]:
+    """Return parameter, gradient and state of each part of a parameter; none where it has no gradient."""
+    gradient = p.grad
+    if gradient is None or p.numel() == 0:
+        return ()
+    if gradient.dtype != p.dtype:
+        gradient = gradient.to(p.dtype)
+    if not any(options.get(key) for key in ("transposed", *SPLITS)):
+        return ((p, gradient, state),)
+    # Q belongs to the matrix as a whole; all other state has the rows of the weight
+    apart = [[t] if key == "Q" else views(t, options) for key, t in state.items()]
+    own = (dict(zip(state, ts, strict=True)) for ts in zip(*apart, strict=True))
+    return zip(views(p, options), views(gradient, options), own, strict=True)
+
+
+def _largest(x: Tensor) -> int:
+    return LARGEST.get(x.device.type, LARGEST_ELSEWHERE)

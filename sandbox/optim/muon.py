@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from . import lists
 from .base import DionFamily, Orthogonalize
 
 
-def muon_update(
-    gradient: Tensor, momentum: Tensor, *, mu: float, nesterov: bool, orthogonalize: Orthogonalize
-) -> tuple[Tensor, Tensor]:
-    """Return Muon's direction O and the next momentum, all ``(N, m, n)``.
+def accumulate(
+    gradients: list[Tensor], momenta: list[Tensor], *, mu: float, nesterov: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what Muon and NorMuon orthogonalize, and the next momenta; lists of any shapes.
 
-    M <- mu M + G; U = mu M + G with Nesterov's look-ahead, else M; O = orth(U).
+    M <- mu M + G; U = mu M + G with Nesterov's look-ahead, else M. Muon's direction is orth(U).
     """
-    ahead, momentum = accumulate(gradient, momentum, mu=mu, nesterov=nesterov)
-    return orthogonalize(ahead), momentum
-
-
-def accumulate(gradient: Tensor, momentum: Tensor, *, mu: float, nesterov: bool) -> tuple[Tensor, Tensor]:
-    """Return what Muon orthogonalizes and the next momentum; elementwise, any shape."""
-    momentum = torch.add(gradient, momentum, alpha=mu)
-    return torch.add(gradient, momentum, alpha=mu) if nesterov else momentum, momentum
+    momenta = lists.add(gradients, momenta, alpha=mu)
+    return lists.add(gradients, momenta, alpha=mu) if nesterov else momenta, momenta
 
 
 class Muon(DionFamily):
@@ -72,15 +66,14 @@ class Muon(DionFamily):
             orthogonalize_dtype=orthogonalize_dtype,
         )  # fmt: skip
 
-    def _accumulate(self, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return what is to be orthogonalized and the next momentum."""
-        return accumulate(gradient, momentum, mu=group["mu"], nesterov=group["nesterov"])
+    def _accumulate(
+        self, gradients: list[Tensor], momenta: list[Tensor], group: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what is to be orthogonalized and the next momenta."""
+        return accumulate(gradients, momenta, mu=group["mu"], nesterov=group["nesterov"])
 
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the direction and the next state of a stack of matrices."""
-        direction, momentum = muon_update(
-            gradient, state["momentum"], mu=group["mu"], nesterov=group["nesterov"], orthogonalize=orthogonalize
-        )
-        return direction, {"momentum": momentum}
+    def _directions(
+        self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
+    ) -> tuple[list[Tensor], Sequence[dict[str, Tensor]]]:
+        """Return the directions of stacks of matrices; no state beside the momentum."""
+        return orthogonalize(ahead), [{}] * len(ahead)

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .base import DionFamily, Orthogonalize
-from .muon import accumulate, muon_update
+from .muon import accumulate
 from .orthogonalize import wide
 
 GUARD = 1e-8  # added to the root of the second moment, as upstream has it
 
 
-def normuon_update(
-    gradient: Tensor,
-    momentum: Tensor,
-    *,
-    variance: Tensor,
-    mu: float,
-    muon_beta2: float,
-    nesterov: bool,
-    orthogonalize: Orthogonalize,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return NorMuon's direction and the next momentum, both ``(N, m, n)``, and the next variance ``(N, m, 1)``.
+def normuon_update(direction: Tensor, variance: Tensor, *, muon_beta2: float) -> tuple[Tensor, Tensor]:
+    """Return NorMuon's direction ``(N, m, n)`` and the next variance ``(N, m, 1)``, from Muon's direction O.
 
-    O is Muon's; v <- lerp(v, mean over a row of O^2, 1 - muon_beta2), from 0 and without bias correction;
+    v <- lerp(v, mean over a row of O^2, 1 - muon_beta2), from 0 and without bias correction;
     O' = O / (sqrt(v) + 1e-8), rescaled to the Frobenius norm of O. Every row is thus multiplied with one number, so
     both norms follow from the row means, and O is passed over twice only.
     """
-    direction, momentum = muon_update(gradient, momentum, mu=mu, nesterov=nesterov, orthogonalize=orthogonalize)
     rows = torch.linalg.vector_norm(direction, dim=-1, keepdim=True, dtype=wide(direction.dtype)).square()
     variance = torch.lerp(variance.to(rows.dtype), rows / direction.shape[-1], 1 - muon_beta2)
     factor = (variance.sqrt() + GUARD).reciprocal()
     after = (rows * factor.square()).sum(-2, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     factor = factor * (rows.sum(-2, keepdim=True) / after).sqrt()
-    return direction * factor.to(direction.dtype), momentum, variance
+    return direction * factor.to(direction.dtype), variance
 
 
 class NorMuon(DionFamily):
@@ -98,21 +88,18 @@ class NorMuon(DionFamily):
             shape[-1] = 1
         return {"variance_neuron": torch.zeros(shape, dtype=p.dtype, device=p.device)}
 
-    def _accumulate(self, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return what is to be orthogonalized and the next momentum."""
-        return accumulate(gradient, momentum, mu=group["mu"], nesterov=group["nesterov"])
+    def _accumulate(
+        self, gradients: list[Tensor], momenta: list[Tensor], group: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what is to be orthogonalized and the next momenta."""
+        return accumulate(gradients, momenta, mu=group["mu"], nesterov=group["nesterov"])
 
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], orthogonalize: Orthogonalize
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the direction and the next state of a stack of matrices."""
-        direction, momentum, variance = normuon_update(
-            gradient,
-            state["momentum"],
-            variance=state["variance_neuron"],
-            mu=group["mu"],
-            muon_beta2=group["muon_beta2"],
-            nesterov=group["nesterov"],
-            orthogonalize=orthogonalize,
-        )
-        return direction, {"momentum": momentum, "variance_neuron": variance}
+    def _directions(
+        self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
+    ) -> tuple[list[Tensor], Sequence[dict[str, Tensor]]]:
+        """Return the directions and the next variances of stacks of matrices."""
+        found = [
+            normuon_update(direction, old["variance_neuron"], muon_beta2=group["muon_beta2"])
+            for direction, old in zip(orthogonalize(ahead), state, strict=True)
+        ]
+        return [direction for direction, _ in found], [{"variance_neuron": variance} for _, variance in found]

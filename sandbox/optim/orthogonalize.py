@@ -7,7 +7,8 @@ arXiv 2505.16932 (Polar Express: the best coefficients for each of five steps), 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,20 +79,47 @@ def orthogonalize(
     Raises:
         ValueError: an unknown method, no step, or fewer than two dimensions.
     """
-    if method != "svd" and method not in COEFFICIENTS:
-        raise ValueError(f"method={method!r} was given for orthogonalize: {near(str(method), [*COEFFICIENTS, 'svd'])}")
-    if steps < 1 or matrices.ndim < 2:
-        raise ValueError(
-            f"steps={steps}, shape {tuple(matrices.shape)} were given; needed are steps >= 1 and (..., m, n)"
-        )
+    if matrices.ndim < 2:
+        raise ValueError(f"shape {tuple(matrices.shape)} was given to orthogonalize; needed is (..., m, n)")
     if matrices.numel() == 0:
         return torch.zeros_like(matrices)
+    stack = matrices.reshape(-1, *matrices.shape[-2:])
+    (result,) = orthogonalize_all([stack], method=method, steps=steps, dtype=dtype, epsilon=epsilon)
+    return result.reshape(matrices.shape)
+
+
+def orthogonalize_all(
+    stacks: Sequence[Tensor],
+    *,
+    method: Method = "polar_express",
+    steps: int = 5,
+    dtype: torch.dtype | None = None,
+    epsilon: float = 1e-8,
+) -> list[Tensor]:
+    """Return ``orthogonalize`` of each stack ``(N, m, n)``, none empty; long ones of one shorter side share the work.
+
+    Raises:
+        ValueError: an unknown method, or no step.
+    """
+    if method != "svd" and method not in COEFFICIENTS:
+        raise ValueError(f"method={method!r} was given for orthogonalize: {near(str(method), [*COEFFICIENTS, 'svd'])}")
+    if steps < 1:
+        raise ValueError(f"steps={steps} was given for orthogonalize; needed are steps >= 1")
     if method == "svd":
-        return _exact(matrices)
-    stack = matrices.reshape(-1, *matrices.shape[-2:]).to(dtype or default_dtype(matrices))
+        return [_exact(stack) for stack in stacks]
     coefficients = COEFFICIENTS[method][:steps] + (CONVERGENT,) * (steps - 5)
-    result = _iterate(stack, coefficients, safety=SAFETY[method], epsilon=epsilon)
-    return result.reshape(matrices.shape).to(matrices.dtype)
+    xs = [_normalized(stack.to(dtype or default_dtype(stack)), SAFETY[method], epsilon) for stack in stacks]
+    elongated: dict[Any, list[int]] = {}
+    for i, x in enumerate(xs):
+        short, long = sorted(x.shape[-2:])
+        if long >= ELONGATED * short and x.dtype in (torch.float32, torch.float64):
+            elongated.setdefault((short, x.dtype, x.device), []).append(i)
+        else:
+            xs[i] = _direct(x, coefficients)
+    for members in elongated.values():
+        for i, x in zip(members, _by_gram([xs[i] for i in members], coefficients), strict=True):
+            xs[i] = x
+    return [x.to(stack.dtype) for x, stack in zip(xs, stacks, strict=True)]
 
 
 def largest_entry(x: Tensor) -> Tensor:
@@ -110,43 +138,47 @@ def _exact(matrices: Tensor) -> Tensor:
     return ((u * (s > floor).unsqueeze(-2)) @ vh).to(matrices.dtype)
 
 
-def _iterate(x: Tensor, coefficients: Coefficients, *, safety: float, epsilon: float) -> Tensor:
-    """Return p_k(...p_1(x)) for a stack ``(N, m, n)``, with x first divided by ``safety`` times its Frobenius norm."""
-    x = _normalized(x, safety, epsilon)
-    short, long = sorted(x.shape[-2:])
-    elongated = long >= ELONGATED * short and x.dtype in (torch.float32, torch.float64)
-    return (_by_gram if elongated else _direct)(x, coefficients, tall=x.shape[-2] > x.shape[-1])
-
-
 def _normalized(x: Tensor, safety: float, epsilon: float) -> Tensor:
     """Return x over ``safety * norm``, or over epsilon where that is more, without overflow for any finite x."""
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide(x.dtype))
     low, high = ORDINARY
-    if x.device.type != "cpu" or not ((norm > low) & (norm < high)).all():  # looking would make a GPU wait
+    # looking would make a GPU wait
+    if x.device.type != "cpu" or not all(low < n < high for n in norm.flatten().tolist()):
         largest = largest_entry(x)
         x, epsilon = x / largest, epsilon / largest
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide(x.dtype))
     return x * (norm * safety).clamp_min(epsilon).reciprocal().to(x.dtype)
 
 
-def _direct(x: Tensor, coefficients: Coefficients, *, tall: bool) -> Tensor:
+def _tall(x: Tensor) -> bool:
+    return x.shape[-2] > x.shape[-1]
+
+
+def _gram(x: Tensor) -> Tensor:
+    """Return the Gram matrix of the shorter side."""
+    return torch.bmm(x.mT, x) if _tall(x) else torch.bmm(x, x.mT)
+
+
+def _direct(x: Tensor, coefficients: Coefficients) -> Tensor:
     """Apply each quintic to the matrix itself: x <- a x + (b A + c A^2) x, A the Gram matrix of the shorter side."""
+    tall = _tall(x)
     for a, b, c in coefficients:
-        gram = torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT)
+        gram = _gram(x)
         p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, x, p, beta=a) if tall else torch.baddbmm(x, p, x, beta=a)
     return x
 
 
-def _by_gram(x: Tensor, coefficients: Coefficients, *, tall: bool) -> Tensor:
-    """Apply the quintics to the small Gram matrix A, and to x only their product Q, every third step.
+def _by_gram(xs: list[Tensor], coefficients: Coefficients) -> list[Tensor]:
+    """Apply the quintics to the small Gram matrices A of all xs, and to each x only their product Q, every third step.
 
     With P = b A + c A^2 a step is x <- a x + P x, hence A <- (a + P) A (a + P); all of these commute. The round-off of
     A, about 1e-7 of its largest eigenvalue, grows by a^2 in each step where the singular value is small; A is
     therefore made anew from x every third step, after which it has grown to about 1e-4 (in five steps: 2e-3).
     """
     for start in range(0, len(coefficients), RENEW):
-        gram, q = torch.bmm(x.mT, x) if tall else torch.bmm(x, x.mT), None
+        grams, q = [_gram(x) for x in xs], None
+        gram = torch.cat(grams) if len(grams) > 1 else grams[0]
         part = coefficients[start : start + RENEW]
         for step, (a, b, c) in enumerate(part, start=1):
             p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -158,5 +190,6 @@ def _by_gram(x: Tensor, coefficients: Coefficients, *, tall: bool) -> Tensor:
             if q is None:
                 q = p
                 q.diagonal(dim1=-2, dim2=-1).add_(a)
-        x = torch.bmm(x, q) if tall else torch.bmm(q, x)
-    return x
+        qs = q.split([len(x) for x in xs])
+        xs = [torch.bmm(x, q) if _tall(x) else torch.bmm(q, x) for x, q in zip(xs, qs, strict=True)]
+    return xs

@@ -26,7 +26,7 @@ def decay_(x: list[Tensor], direction: list[Tensor], *, rate: float, cautious: b
     if not rate:
         return
     if not cautious:
-        lists.mul_(x, 1 - rate)
+        lists.add_(x, x, alpha=-rate)
         return
     for parameter, d in zip(x, direction, strict=True):
         parameter.sub_(torch.where(parameter * d >= 0, parameter, 0), alpha=rate)

@@ -240,7 +240,7 @@ def _step_matrices(optimizer: Any, ranks: Ranks, found: list[Matrix]) -> None:
 def _contribute(optimizer: Any, ranks: Ranks, m: Matrix) -> None:
     """Update the momentum of a shard, and set what goes to the owner."""
     m.sizes = owners.cuts(m.shape[m.dim], ranks.size) if m.dim is not None else []
-    m.sent, momentum = optimizer._accumulate(m.x.grad, m.state["momentum"], m.group)
+    (m.sent,), (momentum,) = optimizer._accumulate([m.x.grad], [m.state["momentum"]], m.group)
     m.state["momentum"].copy_(momentum)
     if _chooses_locally(optimizer, m):
         count = max(1, math.ceil(m.group["fraction"] * m.sizes[0]))  # of the largest shard's rows, as upstream
@@ -286,31 +286,26 @@ def _pull(ranks: Ranks, found: list[Matrix], parts: Any) -> dict[int, dict[str, 
 
 
 def _solve(optimizer: Any, mine: list[Matrix], whole: Mapping[int, dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return direction times rate scale ("x") and the state that comes back, whole, of each matrix owned here.
-
-    The rule itself is ``base``'s, given what was accumulated as gradient and a momentum of zero.
-    """
+    """Return direction times rate scale ("x") and the state that comes back, whole, of each matrix owned here."""
     answers: list[dict[str, Tensor]] = []
     by_group: dict[int, list[tuple[Matrix, Tensor, dict[str, Tensor]]]] = {}
     for m, parts in zip(mine, (whole[i] for i in sorted(whole)), strict=True):
         direction = torch.empty_like(parts["x"])
         if m.rows is not None:  # chosen already: nothing is left but to orthogonalize
             orth = optimizer._orthogonalizer(m.group)
-            answers.append({"x": orth(parts["x"].unsqueeze(0))[0] * _scale(m)})
+            answers.append({"x": orth([parts["x"].unsqueeze(0)])[0][0] * _scale(m)})
             continue
         direction.grad = parts["x"]
-        state = {"momentum": torch.zeros_like(direction)} | {key: parts[key].clone() for key in optimizer.extras}
+        state = {"momentum": torch.empty_like(direction)} | {key: parts[key].clone() for key in optimizer.extras}
         answers.append({"x": direction, **state})
         by_group.setdefault(id(m.group), []).append((m, direction, state))
     for members in by_group.values():
-        group = {**members[0][0].group, "nesterov": False}  # looked ahead already
-        states = {direction: state for _, direction, state in members}
-        for batch in matrices.batches(list(states), states, group):
-            result, new = optimizer._direction(batch.gradient(), batch.old(), group, optimizer._orthogonalizer(group))
-            for key, value in new.items():
-                lists.copy_(batch.state[key], matrices.like(value, batch.state[key]))
-            result = result * scale(batch.shape, group.get("adjust_lr", "spectral_norm"))
-            lists.copy_(batch.x, matrices.like(result, batch.x))
+        group, states = members[0][0].group, {direction: state for _, direction, state in members}
+        for bundle in matrices.bundles(list(states), states, group):
+            found = optimizer._solve(bundle, [g for batch in bundle for g in batch.g], group)
+            for batch, directions in zip(bundle, found, strict=True):
+                lists.copy_(batch.x, directions)
+                lists.mul_(batch.x, scale(batch.shape, group.get("adjust_lr", "spectral_norm")))
     return answers
 
 
