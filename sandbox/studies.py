@@ -244,8 +244,8 @@ def optimizers(scale: Preset | None = None) -> Study:
     start, count = replace(base_run(scale), steps=3 * scale.steps), max(3, scale.rates - 2)
     shared = {"embed_lr": 0.3, "lm_head_lr": 0.01, "scalar_lr": 0.003}
     grids = {
-        **dict.fromkeys((MuonConfig, NorMuonConfig, Dion2Config, DionConfig), log_spaced(0.0025, 0.16, count)),
-        AdamWConfig: log_spaced(0.0005, 0.032, count),
+        **dict.fromkeys((MuonConfig, NorMuonConfig, Dion2Config, DionConfig), log_spaced(0.005, 0.08, count)),
+        AdamWConfig: log_spaced(0.002, 0.032, count),
     }
     runs: list[RunConfig] = []
     for kind, rates in grids.items():
