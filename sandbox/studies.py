@@ -241,7 +241,7 @@ def optimizers(scale: Preset | None = None) -> Study:
     """Return the four Dion-family optimizers and AdamW, each over base rates of its own; all else is the same."""
     scale = scale or preset()
     # Three times as long: in so few steps as a rate sweep has, the tables learn and the matrices hardly matter.
-    start, count = replace(base_run(scale), steps=3 * scale.steps), max(3, scale.rates - 2)
+    start, count = replace(base_run(scale), steps=3 * scale.steps), max(3, scale.rates - 1)
     shared = {"embed_lr": 0.3, "lm_head_lr": 0.01, "scalar_lr": 0.003}
     grids = {
         **dict.fromkeys((MuonConfig, NorMuonConfig, Dion2Config, DionConfig), log_spaced(0.005, 0.08, count)),

@@ -28,12 +28,10 @@ from .optim.ranks import RankMissing, missing
 
 AXES = ("dp_replicate", "dp_shard")
 _BROKEN = re.compile(r"gloo|nccl|time[d]?\s?out|connection|socket|broken pipe", re.IGNORECASE)
+_PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
 _CACHES = (  # what empties them; private, and not in every version of torch
     ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
-    (
-        "torch.distributed.tensor",
-        "DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear",
-    ),
+    ("torch.distributed.tensor", f"{_PROPAGATOR}._propagate_tensor_meta_cached.cache_clear"),
     ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
     ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
     ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),

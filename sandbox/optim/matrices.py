@@ -111,11 +111,13 @@ def batches(
     yield from open_.values()
 
 
-def bundles(*args: Any) -> Iterator[list[Batch]]:
+def bundles(
+    parameters: Iterable[Tensor], state: Mapping[Tensor, Mapping[str, Tensor]], options: Mapping[str, Any]
+) -> Iterator[list[Batch]]:
     """Yield those batches in bundles: small ones together, since each torch call costs more than its arithmetic."""
     bundle: list[Batch] = []
     size = 0
-    for batch in batches(*args):
+    for batch in batches(parameters, state, options):
         elements = len(batch.x) * batch.x[0].numel()
         if bundle and size + elements > _largest(batch.x[0]):
             yield bundle
