@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ def _probe(grads: list[Tensor], elementwise: bool) -> Sequence[Tensor]:
     return lists.norm(grads)
 
 
+@functools.cache
 def _surely(dtype: torch.dtype) -> float:
     """Return up to which value of a probe no entry can be near overflow; beyond, it takes a closer look."""
     return min(1e19, MARGIN * torch.finfo(dtype).max)
