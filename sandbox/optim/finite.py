@@ -13,6 +13,7 @@ from . import lists
 from .options import SCALAR
 
 MARGIN = 0.01  # of a dtype's largest number: beyond, momentum could overflow to inf, and inf - inf is nan
+SMALL = 2**12  # elements up to which a call costs more than its arithmetic
 
 
 class NonFiniteGradient(ValueError):
@@ -60,13 +61,15 @@ def _dense(group: Mapping[str, Any]) -> dict[tuple[torch.dtype, torch.device], l
 
 
 def _probe(grads: list[Tensor], elementwise: bool) -> Sequence[Tensor]:
-    """Return a 0-d tensor for each gradient, not finite if any entry is not: its Euclidean norm, or its sum.
+    """Return 0-d tensors, not finite where an entry of a gradient is not: Euclidean norms, or sums.
 
     On a CPU a sum costs a third of a norm, which tells beside AdamW's one pass. Huge entries could cancel in it to the
     last digit, but those that are finite are harmless there: no elementwise rule adds up more than two of them.
     """
     if elementwise and grads[0].device.type == "cpu" and grads[0].dtype != torch.float16:
-        return [grad.sum() for grad in reversed(grads)]
+        small = [grad.flatten() for grad in grads if grad.numel() <= SMALL]
+        large = [grad.sum() for grad in reversed(grads) if grad.numel() > SMALL]
+        return [torch.cat(small).sum(), *large] if small else large
     return lists.norm(grads)
 
 

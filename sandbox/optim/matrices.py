@@ -99,8 +99,15 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield the batches of those parameters of a group that have a gradient and any elements."""
     open_: dict[Any, Batch] = {}
+    whole = not any(options.get(key) for key in ("transposed", *SPLITS))
     for p in parameters:
-        for x, g, own in _parts(p, state[p], options):
+        gradient = p.grad
+        if gradient is None or p.numel() == 0:
+            continue
+        if gradient.dtype != p.dtype:
+            gradient = gradient.to(p.dtype)
+        parts = ((p, gradient, state[p]),) if whole else _parts(p, gradient, state[p], options)
+        for x, g, own in parts:
             key = (matrix_shape(x, options), x.dtype, x.device)
             batch = open_.get(key) or open_.setdefault(key, Batch(key[0]))
             batch.x.append(x)
@@ -129,16 +136,9 @@ def bundles(
 
 
 def _parts(
-    p: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]
+    p: Tensor, gradient: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> Iterable[tuple[Tensor, Tensor, Mapping[str, Tensor]]]:
-    """Return parameter, gradient and state of each part of a parameter; none where it has no gradient."""
-    gradient = p.grad
-    if gradient is None or p.numel() == 0:
-        return ()
-    if gradient.dtype != p.dtype:
-        gradient = gradient.to(p.dtype)
-    if not any(options.get(key) for key in ("transposed", *SPLITS)):
-        return ((p, gradient, state),)
+    """Return parameter, gradient and state of each part of a parameter."""
     # Q belongs to the matrix as a whole; all other state has the rows of the weight
     apart = [[t] if key == "Q" else views(t, options) for key, t in state.items()]
     own = (dict(zip(state, ts, strict=True)) for ts in zip(*apart, strict=True))
