@@ -72,8 +72,9 @@ def open_mesh(config: MeshConfig, *, device: str = "auto", timeout: float = TIME
         whole = False
         raise
     finally:
+        getattr(mesh, "_pg_registry", {}).clear()  # holds the groups for torch.compile, and a cache may hold the mesh
         if opened:
-            _close(mesh, wait=whole)
+            _close(wait=whole)
             sys.excepthook = hook  # torch's names the rank, once more with every group that is opened
 
 
@@ -98,17 +99,17 @@ def _rendezvous() -> Any:
     return next(iter(rendezvous("env://")))[0]
 
 
-def _close(mesh: Any, *, wait: bool) -> None:
+def _close(*, wait: bool) -> None:
     """Destroy the process group; after a success all ranks leave together, so that none finds its peers gone."""
     if wait and dist.get_world_size() > 1:
         with contextlib.suppress(RuntimeError):
             dist.barrier()
     dist.destroy_process_group()
-    _forget(mesh)
+    _forget()
 
 
-def _forget(mesh: Any) -> None:
-    """Let go of the groups of a mesh, which DTensor's caches keep otherwise: it lasts, and is taken for its successors.
+def _forget() -> None:
+    """Empty DTensor's caches, where a mesh outlives its groups and is taken for its successors.
 
     What is equal to a cached mesh is replaced by it, hence a second mesh of one shape would send through the groups of
     the first. Gloo's threads, too, end with the last reference to their group only, and one that lets go of a finished
@@ -118,7 +119,6 @@ def _forget(mesh: Any) -> None:
     for module, name in _CACHES:
         with contextlib.suppress(ImportError, AttributeError):
             operator.attrgetter(name)(importlib.import_module(module))()
-    getattr(mesh, "_pg_registry", {}).clear()
     gc.collect()  # reducers and hooks of dropped models, and meshes that were cached, are in cycles
 
 
