@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .base import DionFamily, Orthogonalize
-from .muon import accumulate
+from .muon import Muon
 from .orthogonalize import wide
 
 GUARD = 1e-8  # added to the root of the second moment, as upstream has it
@@ -40,6 +40,7 @@ class NorMuon(DionFamily):
     algorithm = "normuon"
     splits = ("num_heads", "split_sizes")
     extras = returned = ("variance_neuron",)
+    _accumulate = Muon._accumulate
 
     def __init__(
         self,
@@ -87,12 +88,6 @@ class NorMuon(DionFamily):
         else:
             shape[-1] = 1
         return {"variance_neuron": torch.zeros(shape, dtype=p.dtype, device=p.device)}
-
-    def _accumulate(
-        self, gradients: list[Tensor], momenta: list[Tensor], group: dict[str, Any]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what is to be orthogonalized and the next momenta."""
-        return accumulate(gradients, momenta, mu=group["mu"], nesterov=group["nesterov"])
 
     def _directions(
         self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
