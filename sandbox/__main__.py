@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from . import figures, studies
-from .launch import TIMEOUT, work
-from .record import reports_home, table
-from .spec import read_spec
-from .store import load_records, save_records
-from .sweep import RETRIED, sweep
+from . import studies
+from .records.files import reports_home
+from .records.store import load_records, save_records
+from .records.tables import table
+from .studies import figures
+from .sweeps.grids import read_spec
+from .sweeps.sweeping import RETRIED, sweep
+from .training.launcher import TIMEOUT, work
 
 
 def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Path | None = None) -> None:

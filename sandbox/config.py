@@ -185,7 +185,7 @@ class _DionFamily(Config):
 
     def build(self, model: torch.nn.Module, device_mesh: Any = None) -> torch.optim.Optimizer:
         """Return the optimizer of ``model``: its groups separated, its mesh resolved, empty groups dropped."""
-        from .builder import build_optimizer
+        from .groups.builder import build_optimizer
 
         return build_optimizer(self, model, device_mesh)
 
@@ -264,7 +264,7 @@ class AdamWConfig(Config):
 
     def build(self, model: torch.nn.Module, device_mesh: Any = None) -> torch.optim.Optimizer:
         """Return ``torch.optim.AdamW`` over the same roles as the Dion family's."""
-        from .builder import build_optimizer
+        from .groups.builder import build_optimizer
 
         return build_optimizer(self, model, device_mesh)
 
@@ -321,7 +321,7 @@ class RunConfig(Config):
 
     def resolved(self) -> RunConfig:
         """Return the same run with every ``"auto"`` replaced by what it means on this machine."""
-        from .builder import resolve_auto
+        from .groups.builder import resolve_auto
 
         return resolve_auto(self)
 

@@ -1,6 +1,8 @@
-"""The one-way order of the rooms, and what importing costs."""
+"""The one-way order of the wings, no circle inside a wing, and what importing costs."""
 
 import ast
+import graphlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,57 +11,70 @@ import pytest
 
 import sandbox
 
-ROOM_FLOORS = {  # a room imports from lower floors only; DESIGN's floors, with half steps inside some
-    **{"fields": 0, "config": 0.5, "plots": 0, "compare": 0},
-    **{"corpus": 1, "tokenizer": 1, "shards": 1, "data": 1.5, "model": 1, "mesh": 1, "record": 1, "optim": 1},
-    **{"claims": 1, "roles": 1, "rates": 1, "groups": 1.5, "upstream": 1.5, "builder": 2, "environment": 2.5},
-    **{"store": 1.2, "world": 1.5, "checkpoint": 1.5, "plan": 3, "train": 3, "worker": 3.2, "executors": 3.4},
-    **{"display": 3.6, "driver": 3.8, "launch": 3.1, "sweep": 4, "spec": 4.5, "report": 5, "studies": 5},
-    **{"figures": 5.5, "__main__": 6, "__init__": 7},
+FLOORS = {  # a wing imports from lower floors only
+    **{"fields": 0, "config": 0.5, "plots": 0},
+    **{"optim": 1},
+    **{"data": 2, "model": 2, "groups": 2, "builder": 2.5, "mesh": 2.5},  # the last two: names of the reference
+    **{"records": 3, "training": 4, "sweeps": 5, "studies": 6, "__main__": 8, "__init__": 9},
 }
 STDLIB_ONLY = ("fields", "config")
-NO_TORCH = ("plots", "compare", "record", "claims", "store", "report", "corpus", "tokenizer", "shards")
+NO_TORCH = ("config", "plots", "records", "records.report", "records.claims")
 
 ROOT = Path(sandbox.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+MODULES = {path: [*path.relative_to(ROOT).parts[:-1], path.stem] for path in FILES}
+NAMES = {".".join(parts).removesuffix(".__init__"): path for path, parts in MODULES.items()}
 
 
-def room_of(path):
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def wing_of(path):
+    return MODULES[path][0]
 
 
-def imports(path, top_level):
-    """Yield (room or None, top-level package or None) of each import; lazy ones only where asked for."""
+def imports(path, *, top_level):
+    """Yield (module below sandbox or None, top-level package or None) of each import; lazy ones only if asked for."""
     tree = ast.parse(path.read_text())
-    nodes = tree.body if top_level else list(ast.walk(tree))
-    depth = len(path.relative_to(ROOT).parts) - 1
-    for node in nodes:
+    for node in tree.body if top_level else ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            if node.level > depth:
-                yield from (
-                    (name.name if node.module is None else node.module.split(".")[0], None) for name in node.names
-                )
+            base = MODULES[path][: len(MODULES[path]) - node.level] + (node.module.split(".") if node.module else [])
+            for name in node.names:
+                whole = ".".join([*base, name.name])
+                yield (whole if whole in NAMES else ".".join(base)), None
         elif isinstance(node, ast.ImportFrom):
             yield None, node.module.split(".")[0]
         elif isinstance(node, ast.Import):
             yield from ((None, name.name.split(".")[0]) for name in node.names)
 
 
+def inner(path, *, top_level):
+    return {module for module, _ in imports(path, top_level=top_level) if module}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_room_imports_only_from_lower_floors(path):
-    floor = ROOM_FLOORS[room_of(path)]
-    for room, _ in imports(path, top_level=True):
-        if room is not None and room != room_of(path):
-            assert ROOM_FLOORS[room] < floor, f"{room_of(path)} imports {room}"
+def test_a_wing_imports_only_from_lower_floors(path):
+    for module in inner(path, top_level=True):
+        other = module.split(".")[0]
+        if other != wing_of(path):
+            assert FLOORS[other] < FLOORS[wing_of(path)], f"{wing_of(path)} imports {module}"
 
 
 def test_only_the_config_reaches_up_and_only_lazily_into_the_builder():
     lazy = {}
     for path in FILES:
-        for room, _ in set(imports(path, top_level=False)) - set(imports(path, top_level=True)):
-            if room is not None and ROOM_FLOORS[room] >= ROOM_FLOORS[room_of(path)]:
-                lazy.setdefault(room_of(path), set()).add(room)
-    assert lazy == {"config": {"builder"}}
+        for module in inner(path, top_level=False) - inner(path, top_level=True):
+            other = module.split(".")[0]
+            if other != wing_of(path) and FLOORS[other] >= FLOORS[wing_of(path)]:
+                lazy.setdefault(wing_of(path), set()).add(module)
+    assert lazy == {"config": {"groups.builder"}}
+
+
+@pytest.mark.parametrize("wing", sorted({wing_of(path) for path in FILES}))
+def test_no_circle_inside_a_wing(wing):
+    graph = {}
+    for path in FILES:
+        if wing_of(path) == wing:
+            name = ".".join(MODULES[path]).removesuffix(".__init__")
+            graph[name] = {m for m in inner(path, top_level=False) if m.split(".")[0] == wing and m != name}
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 @pytest.mark.parametrize("room", STDLIB_ONLY)
@@ -74,9 +89,19 @@ def test_tables_and_figures_do_not_import_torch(room):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("room", ["data.corpus", "data.tokenizer", "data.shards"])
+def test_text_and_tokenizers_name_no_torch(room):
+    assert "torch" not in {package for _, package in imports(NAMES[room], top_level=False)}
+
+
+def test_a_worker_imports_no_matplotlib():
+    code = "import sys, sandbox.sweeps.worker; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_only_the_upstream_room_names_the_dion_package():
-    users = {room_of(path) for path in FILES for _, package in imports(path, top_level=False) if package == "dion"}
-    assert users <= {"upstream", "builder"}
+    users = {".".join(MODULES[path]) for path in FILES for _, p in imports(path, top_level=False) if p == "dion"}
+    assert users <= {"groups.upstream", "groups.builder"}
 
 
 def test_importing_the_package_imports_no_room():
@@ -89,7 +114,21 @@ def test_every_name_that_the_package_promises_is_there(name):
     assert callable(getattr(sandbox, name))
 
 
-@pytest.mark.parametrize("room", ["train", "sweep", "compare", "launch", "plan"])
-def test_a_function_keeps_its_name_when_its_room_is_imported(room):
-    code = f"import sandbox as sb, sandbox.{room}; sb.{room}.__call__"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize("name", sandbox._MODULES)
+def test_the_modules_that_notebooks_reach_are_there(name):
+    assert getattr(sandbox, name).__name__ == f"sandbox.{sandbox._MODULES[name]}"
+
+
+def test_a_function_keeps_its_name_whatever_was_imported_before():
+    for name in NAMES:
+        if name not in ("__init__", "__main__"):
+            importlib.import_module(f"sandbox.{name}")
+    for name in sandbox.__all__:
+        assert callable(getattr(sandbox, name)), name
+
+
+@pytest.mark.parametrize("wing", sorted({parts[0] for parts in MODULES.values() if len(parts) > 1}))
+def test_the_face_of_a_wing_is_what_it_says(wing):
+    package = importlib.import_module(f"sandbox.{wing}")
+    assert package.__doc__
+    assert all(hasattr(package, name) for name in package.__all__)

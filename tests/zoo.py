@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING a
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KINDS
 from transformers.pytorch_utils import Conv1D
 
-from sandbox.builder import build_dion_optimizer
 from sandbox.config import MuonConfig
+from sandbox.groups.builder import build_dion_optimizer
 
 FEWEST = 100  # architectures; with fewer something is wrong with the installation
 

@@ -6,10 +6,11 @@ The reference takes 12 s for 3,200 parameters; the issue's bounds are 0.05 s and
 import torch
 from torch import nn
 
-from sandbox import builder, config
-from sandbox.groups import role_groups
-from sandbox.rates import config_rates
-from sandbox.roles import DEFAULT
+from sandbox import config
+from sandbox.groups import builder
+from sandbox.groups.rates import config_rates
+from sandbox.groups.roles import DEFAULT
+from sandbox.groups.separate import role_groups
 
 CONFIG = config.MuonConfig(lr=0.02, embed_lr=0.01, lm_head_lr=0.003, scalar_lr=0.003)
 

@@ -19,7 +19,8 @@ import pytorch_optimizer
 import torch
 
 import sandbox as sb
-from sandbox import optim, upstream
+from sandbox import optim
+from sandbox.groups import upstream
 from sandbox.optim.orthogonalize import COEFFICIENTS
 
 LR, MU, DECAY, BETAS, EPSILON = 0.02, 0.95, 0.01, (0.9, 0.95), 1e-8

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 import sandbox as sb
-from sandbox import executors
-from sandbox.executors import slot_environments
-from sandbox.record import RunRecord
+from sandbox.records.record import RunRecord
+from sandbox.sweeps import executors
+from sandbox.sweeps.executors import slot_environments
 
 needs_two_cores = pytest.mark.skipif(
     len(slot_environments([sb.RunConfig(device="cpu")])) < 2, reason="one core is one slot: nothing runs in parallel"

@@ -1,0 +1,204 @@
+"""What an executor runs: ``work``, one run from its claim to its record.
+
+Plain dicts travel both ways, results lie on disk. Whoever holds the claim trains: the process of a slot, a Dask worker,
+a Slurm job, or this one. It touches the claim as it goes, says how far it is, and ends the run at the next step when
+asked to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..config import RunConfig
+from ..records.claims import BEAT, Claim
+from ..records.record import RunRecord
+from ..records.store import Store
+from ..training.environment import identity
+from ..training.launcher import launch
+from ..training.loop import train, try_train
+
+POINTS = 200  # of a running run's curve, at most, in its progress file
+
+Unit = dict[str, Any]
+
+_turn = threading.Lock()  # torch's generator and thread count are the process's: runs in its threads take turns
+_at_work: list[_Shift] = []  # for the watch over the parent
+
+
+class _Stopped(BaseException):
+    """Ends a run from within; no ``except Exception`` of a model or an optimizer holds it up."""
+
+
+def stands(record: RunRecord | None, run: RunConfig, retry: Iterable[str] = ()) -> bool:
+    """Return whether a stored record is the answer, so that the run is not trained.
+
+    It is not where the run was interrupted, where its status is one to ``retry``, or where its corpus, backend or
+    ``NUMERICS_VERSION`` are not what they would be now.
+    """
+    if record is None or record.status == "interrupted" or record.status in retry:
+        return False
+    return all(record.environment.get(key) == value for key, value in known_identity(run).items())
+
+
+def known_identity(run: RunConfig) -> dict[str, Any]:
+    """Return ``environment.identity``, or nothing where it cannot be told: then nothing speaks against a record."""
+    try:
+        return identity(run)
+    except Exception:  # the corpus is gone, the backend is not installed: no run could replace the record either
+        return {}
+
+
+def ended(run: RunConfig, status: str, error: str) -> RunRecord:
+    """Return the record of a run that left none itself."""
+    return RunRecord(config=run, hash=run.hash, status=status, error=error, environment=known_identity(run))
+
+
+def unit_of(run: RunConfig, name: str, store: Store, seen: int | None = None) -> Unit:
+    """Return what is shipped for a run: its config, where its record goes, and the version of the one it replaces."""
+    return {
+        "run": run.to_dict(),
+        "hash": name,
+        "store": str(store.folder),
+        "token": uuid.uuid4().hex,
+        "seen": seen,
+    }
+
+
+def work(unit: Unit, on_row: Callable[[], None] | None = None) -> Unit:
+    """Train the run of a unit and return its ``hash`` and how it ended, as ``status``.
+
+    ``elsewhere``: someone else's claim holds. ``stored``: a record appeared meanwhile. ``interrupted``: it was asked
+    to stop. Else the record's status; the record is on disk, or comes along as ``record`` where the store cannot be
+    reached from here or its disk is full.
+    """
+    run, store, name = RunConfig.from_dict(unit["run"]), Store(unit["store"]), unit["hash"]
+    with _turn:
+        try:
+            claim = store.claim(name, unit["token"])
+        except OSError:  # not a disk we share, or a full one: what cannot be claimed is trained all the same
+            return {"hash": name, "status": "", "record": _train(run, None, unit).to_dict()}
+        if claim is None:
+            return {"hash": name, "status": "elsewhere"}
+        shift = _Shift(claim, store, run, on_row)
+        try:
+            return shift.work(unit)
+        finally:
+            shift.close()
+
+
+def _train(run: RunConfig, on_step: Callable[[dict[str, float]], None] | None, unit: Unit) -> RunRecord:
+    several = functools.partial(launch, devices=unit.get("devices"), progress=False)
+    record = try_train(run, on_step, how=train if run.ranks == 1 else several)
+    return ended(run, "failed", record.error or "") if record.status == "failed" else record
+
+
+class _Shift:
+    """One claimed run: a thread touches the claim, the training thread asks it whether to go on."""
+
+    def __init__(self, claim: Claim, store: Store, run: RunConfig, on_row: Callable[[], None] | None) -> None:
+        self.claim, self.store, self.run, self.on_row = claim, store, run, on_row
+        self.rows: list[dict[str, float]] = []
+        self.reason: str | None = None  # to stop
+        self.over = threading.Event()
+        self.writing = threading.Lock()  # a record is written by the run or by an interruption, never by both
+        self.start = time.monotonic()
+        self.beat = threading.Thread(target=self._beat, name="sandbox-claim", daemon=True)
+        self.beat.start()
+        _at_work.append(self)
+
+    def work(self, unit: Unit) -> Unit:
+        """Train, unless a record appeared since the unit was made, and return what ``work`` returns."""
+        store, name = self.store, unit["hash"]
+        if self.claim.stopped():  # before it began: a job that waited for its turn longer than its sweep lived
+            return {"hash": name, "status": "interrupted"}
+        fresh = store.version(name) != unit["seen"]
+        if fresh and stands(store.load(name), self.run):
+            return {"hash": name, "status": "stored"}
+        try:
+            record = _train(self.run, self._on_step, unit)
+        except BaseException as error:
+            reason = self.reason or type(error).__name__
+            if reason == "lost":
+                return {"hash": name, "status": "elsewhere"}
+            self.interrupt(f"stopped by {reason}")
+            if isinstance(error, _Stopped):
+                return {"hash": name, "status": "interrupted"}
+            raise
+        with self.writing:
+            self.over.set()
+            try:
+                store.save(record)
+            except OSError:  # the disk is full: whoever asked may have room, or a later moment
+                return {"hash": name, "status": record.status, "record": record.to_dict()}
+        return {"hash": name, "status": record.status}
+
+    def interrupt(self, reason: str) -> None:
+        """Leave a record that says so, unless one was written, and give the claim up."""
+        with self.writing:
+            if not self.over.is_set():
+                self.over.set()
+                with contextlib.suppress(OSError):  # without a record it is not finished either
+                    self.store.save(ended(self.run, "interrupted", reason))
+                self.claim.release()
+
+    def close(self) -> None:
+        """End the thread and give the claim up."""
+        _at_work.remove(self)
+        self.over.set()
+        self.beat.join()
+        self.claim.release()
+
+    def _on_step(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+        if self.on_row is not None:
+            self.on_row()
+        if self.reason is not None:
+            raise _Stopped
+
+    def _beat(self) -> None:
+        while not self.over.wait(BEAT):
+            try:
+                if self.claim.stopped():
+                    self.reason = "its sweep"
+                elif not self.claim.mine():
+                    self.reason = "lost"
+                else:
+                    self.claim.touch(self._progress())
+            except OSError:  # a full disk or a file server that is away: the next beat may do
+                continue
+
+    def _progress(self) -> dict[str, Any]:
+        rows = self.rows[:]
+        last = rows[-1] if rows else {"step": 0, "tokens": 0}
+        some = rows[:: len(rows) // POINTS + 1]
+        return {
+            "step": last["step"],
+            "steps": self.run.steps,
+            "tokens": last["tokens"],
+            "seconds": time.monotonic() - self.start,
+            "curve": {key: [row[key] for row in some] for key in ("step", "train_loss")},
+        }
+
+
+def start_worker(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and end where the parent is gone (a killed kernel cannot say good-bye)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger(__package__).setLevel(logging.ERROR)  # a remark on the groups once a worker is noise
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(BEAT)
+        for shift in list(_at_work):
+            shift.interrupt("stopped by the end of its parent process")
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

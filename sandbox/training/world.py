@@ -1,0 +1,229 @@
+"""The ranks of a run: opens and closes the process group and its mesh, wraps a model, and reduces what is measured.
+
+Axis names are those of NVIDIA NeMo Automodel and torchtitan. Nothing is kept in a global: a ``World`` is handed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import gc
+import importlib
+import itertools
+import operator
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+
+from ..config import MeshConfig
+from ..optim.ranks import RankMissing, missing
+
+AXES = ("dp_replicate", "dp_shard")
+_BROKEN = re.compile(r"gloo|nccl|time[d]?\s?out|connection|socket|broken pipe", re.IGNORECASE)
+_PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
+_CACHES = (  # what empties them; private, and not in every version of torch
+    ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
+    ("torch.distributed.tensor", f"{_PROPAGATOR}._propagate_tensor_meta_cached.cache_clear"),
+    ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
+    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+    ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
+TIMEOUT = 300.0  # seconds that a rank waits for the others before it says who is missing
+
+
+@contextlib.contextmanager
+def open_mesh(config: MeshConfig, *, device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Any]:
+    """Open the process group of this launch, yield its mesh with the axes dp_replicate, dp_shard, and close it again.
+
+    Ranks are found in torchrun's environment variables; without them this process is a world of one. A group that is
+    open already is used and left open. CUDA moves tensors by nccl, the CPU (and small messages) by gloo.
+
+    Args:
+        config: the sizes of both axes.
+        device: "cpu", "cuda" or "auto": cuda where there is one.
+        timeout: seconds that any wait may take.
+
+    Raises:
+        ValueError: the sizes do not multiply to the number of ranks.
+    """
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    opened = not dist.is_initialized()
+    world = int(os.environ.get("WORLD_SIZE", "1")) if opened else dist.get_world_size()
+    if config.size != world:
+        raise ValueError(
+            f"dp_replicate={config.dp_replicate} x dp_shard={config.dp_shard} = {config.size} ranks were given in a "
+            f"world of {world}; allowed is {world}" + ("" if world > 1 else " (sandbox.launch starts several)")
+        )
+    mesh, whole, hook = None, True, sys.excepthook
+    if opened:
+        _open(kind, world, datetime.timedelta(seconds=timeout))
+    try:
+        mesh = dist.init_device_mesh(kind, (config.dp_replicate, config.dp_shard), mesh_dim_names=AXES)
+        yield mesh
+    except BaseException:
+        whole = False
+        raise
+    finally:
+        getattr(mesh, "_pg_registry", {}).clear()  # holds the groups for torch.compile, and a cache may hold the mesh
+        if opened:
+            _close(wait=whole)
+            sys.excepthook = hook  # torch's names the rank, once more with every group that is opened
+
+
+def _open(kind: str, world: int, timeout: datetime.timedelta) -> None:
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    options: dict[str, Any] = {"backend": backend, "timeout": timeout}
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if world == 1 and "RANK" not in os.environ:
+        store, rank = dist.HashStore(), 0
+    else:  # a store of its own for each opening: what an earlier group left in a shared one would be taken for ours
+        store, rank = dist.PrefixStore(f"sandbox-{next(_OPENED)}", _rendezvous()), int(os.environ["RANK"])
+    dist.init_process_group(**options, store=store, rank=rank, world_size=world)
+
+
+_OPENED = itertools.count()
+
+
+@functools.cache
+def _rendezvous() -> Any:
+    """Return the store that torchrun's ranks share, connected to once a process."""
+    return next(iter(rendezvous("env://")))[0]
+
+
+def _close(*, wait: bool) -> None:
+    """Destroy the process group; after a success all ranks leave together, so that none finds its peers gone."""
+    if wait and dist.get_world_size() > 1:
+        with contextlib.suppress(RuntimeError):
+            dist.barrier()
+    dist.destroy_process_group()
+    _forget()
+
+
+def _forget() -> None:
+    """Empty DTensor's caches, where a mesh outlives its groups and is taken for its successors.
+
+    What is equal to a cached mesh is replaced by it, hence a second mesh of one shape would send through the groups of
+    the first. Gloo's threads, too, end with the last reference to their group only, and one that lets go of a finished
+    collective while Python shuts down waits for an interpreter that is gone and aborts the process: SIGABRT, "terminate
+    called without an active exception" (https://github.com/pytorch/pytorch/pull/179291).
+    """
+    for module, name in _CACHES:
+        with contextlib.suppress(ImportError, AttributeError):
+            operator.attrgetter(name)(importlib.import_module(module))()
+    gc.collect()  # reducers and hooks of dropped models, and meshes that were cached, are in cycles
+
+
+def process_group_of(model: nn.Module) -> Any:
+    """Return the process group of a model wrapped in DDP, for an optimizer's mesh argument; None without DDP."""
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return module.process_group
+    return None
+
+
+class World:
+    """The ranks that one run is spread over, as ``train`` sees them; without a mesh, one process."""
+
+    def __init__(self, mesh: Any = None) -> None:
+        self.mesh = mesh
+        self.size = 1 if mesh is None else mesh.size()
+        self.rank = 0 if mesh is None else dist.get_rank()
+        self.shards = 1 if mesh is None else mesh["dp_shard"].size()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model spread over the ranks: DDP, FSDP2 (in place), HSDP (in place), or as it is."""
+        if self.size == 1:
+            return model
+        if self.shards == 1:
+            group = self.mesh["dp_replicate"].get_group()
+            return nn.parallel.DistributedDataParallel(model, process_group=group)
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.mesh if self.mesh["dp_replicate"].size() > 1 else self.mesh["dp_shard"]
+        for module in list(model.modules()):
+            if isinstance(module, nn.ModuleList):
+                for block in module:
+                    fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    def settle(self, model: nn.Module) -> None:
+        """Cut again what FSDP2 keeps whole after a forward pass without a backward one: the root's own parameters."""
+        if self.shards > 1:
+            for module in model.modules():
+                if hasattr(module, "reshard"):
+                    module.reshard()
+
+    def optimizer_mesh(self, model: nn.Module) -> Any:
+        """Return what the optimizer gets: DDP's process group, else the mesh, else None."""
+        if self.size == 1:
+            return None
+        return process_group_of(model) or self.mesh
+
+    def rows(self, batch_size: int) -> slice:
+        """Return which rows of a global batch this rank takes.
+
+        Raises:
+            ValueError: the batch does not divide by the number of ranks.
+        """
+        if batch_size % self.size:
+            raise ValueError(f"batch_size={batch_size} was given for {self.size} ranks; allowed is a multiple of them")
+        share = batch_size // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    @contextlib.contextmanager
+    def names_the_missing(self) -> Iterator[None]:
+        """Turn what torch's collectives raise when a rank is gone or hangs into a RankMissing that names it."""
+        try:
+            yield
+        except RankMissing:
+            raise
+        except RuntimeError as error:
+            if self.size == 1 or not _BROKEN.search(str(error)):
+                raise
+            raise RankMissing(f"{missing(None, 'train')} the training ({str(error).splitlines()[0]})") from error
+
+    def of_first(self, value: Any) -> Any:
+        """Return what rank 0 has for ``value``: its folder, where each rank would make a temporary one of its own."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def mean(self, value: Tensor) -> float:
+        """Return the mean of a number over all ranks, the same on each of them."""
+        if self.size == 1:
+            return value.item()
+        total = value.detach().double().clone()
+        dist.all_reduce(total)
+        return total.item() / self.size
+
+    def sum_shards(self, values: Sequence[float], device: str) -> list[float]:
+        """Return sums over the shards of one copy, of numbers that each rank took over its own part."""
+        if self.shards == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(total, group=self.mesh["dp_shard"].get_group())
+        return total.tolist()
+
+
+def part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, as an alias without gradient."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def clip_(parameters: Iterable[nn.Parameter], norm: float) -> None:
+    """Scale the gradients so that their norm over all parameters, and all shards of them, is at most ``norm``."""
+    parameters = [p for p in parameters if p.grad is not None]
+    total = nn.utils.get_total_norm([p.grad for p in parameters])
+    total = total.full_tensor() if hasattr(total, "full_tensor") else total
+    nn.utils.clip_grads_with_norm_(parameters, norm, total)
