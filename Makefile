@@ -11,6 +11,7 @@ figures: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python -m pytest tests
 	SANDBOX_PRESET=smoke $(BIN)/python -m pytest --nbmake --nbmake-kernel=python3 --nbmake-timeout=300 notebooks
 
