@@ -16,7 +16,8 @@ from .records.tables import table
 from .studies import figures
 from .sweeps.grids import read_spec
 from .sweeps.sweeping import RETRIED, sweep
-from .training.launcher import TIMEOUT, work
+from .training.launcher import work
+from .training.world import TIMEOUT
 
 
 def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Path | None = None) -> None:
@@ -38,7 +39,7 @@ def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Pat
         figures.rate_figure(study, of[study.name])
     figures.grouping_figure(grouping, of[grouping.name])
     figures.curves_figure(final, of[final.name])
-    models, optimizer = studies.growing_models(), studies.base_run(scale).optimizer
+    models, optimizer = studies.growing_models(), studies.base_optimizer()
     figures.groups_figure(models, optimizer, "groups", label="model.width")
     figures.shares_figure(models, optimizer, "shares")
     if keep is not None:
@@ -54,8 +55,8 @@ def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Pat
             of[grouping.name]
         ),
     }
-    for title, found in tables.items():
-        print(f"\n{title}:\n{found.to_string(index=False, float_format='{:.4g}'.format)}")
+    for title, rows in tables.items():
+        print(f"\n{title}:\n{rows.to_string(index=False, float_format='{:.4g}'.format)}")
     print("\nFigures (PDF, SVG, PNG, CSV and provenance of each):")
     for path in sorted(reports_home().glob("*.png")):
         print(f"  {path}")

@@ -1,4 +1,7 @@
-"""The machinery under ``config``: fields checked at construction, JSON both ways, near names. Standard library only."""
+"""What all configurations share: fields are checked when an object is made, and it converts to JSON and back.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, replace
 from typing import Any, Literal
 
-LATER = {"later": True}  # of a field newer than stored runs: dicts, hence hashes, leave it out at its default
-_KINDS: dict[str, type[Config]] = {}  # class name -> class, of all that may stand in a run's JSON
+# Metadata of a field that was added after runs had been stored. Dicts, and so hashes, leave it out at its default.
+LATER = {"later": True}
+_KINDS: dict[str, type[Config]] = {}  # class name -> class, of every config that JSON may name as its "kind"
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return the tail of an error sentence: the near names where there are any, else all that are known."""
+    """Return how an error sentence ends: with names close to ``name`` if there are any, else with all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {', '.join(map(repr, known))}"
 
 
 def _coerce(name: str, hint: Any, value: Any) -> Any:
-    """Return ``value`` as its field's annotation has it (int -> float, list -> tuple), or raise a ValueError."""
+    """Return ``value`` in the type that the annotation names (int -> float, list -> tuple), or raise a ValueError."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     for option in options:
         try:
@@ -63,21 +67,26 @@ def _spell(hint: Any) -> str:
     return names.get(hint, getattr(hint, "__name__", str(hint)) if not typing.get_args(hint) else str(hint))
 
 
-_hints = functools.cache(typing.get_type_hints)
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 class Config:
-    """What all configs share: values checked and made plain at construction, dicts both ways."""
+    """The base of all configs: checks and converts its values when it is made, and converts to a dict and back."""
+
+    __dataclass_fields__: typing.ClassVar[dict[str, dataclasses.Field[Any]]]  # every subclass is a dataclass
 
     def __init_subclass__(cls) -> None:
-        """Make the class known to ``from_dict`` by its name."""
+        """Register the class under its name, for ``from_dict``."""
         _KINDS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         """Check each field against its annotation and its bounds."""
-        for f in fields(self):  # type: ignore[arg-type]
+        hints = _hints(type(self))  # type: ignore[arg-type]  # mypy takes a class's __hash__ for that of its instances
+        for f in fields(self):
             name = f"{type(self).__name__}.{f.name}"
-            value = _coerce(name, _hints(type(self))[f.name], getattr(self, f.name))
+            value = _coerce(name, hints[f.name], getattr(self, f.name))
             low, high = f.metadata.get("low", -math.inf), f.metadata.get("high", math.inf)
             numbers = value if isinstance(value, tuple) else (value,)
             if not all(low <= v <= high for v in numbers if isinstance(v, int | float)):
@@ -86,28 +95,29 @@ class Config:
             object.__setattr__(self, f.name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; a config inside is tagged with its class under ``kind``.
+        """Return plain JSON values; ``kind`` is the name of the class, for this config and for each one inside it.
 
-        Fields marked ``LATER`` are left out at their default.
+        Fields marked ``LATER`` are left out when they have their default.
         """
         shown = [f for f in fields(self) if not f.metadata.get("later") or getattr(self, f.name) != f.default]
         return {"kind": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in shown}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> typing.Self:
-        """Return the config that ``to_dict`` wrote; absent fields take their defaults.
+        """Return the config that ``to_dict`` wrote; fields that are absent take their defaults.
 
         Raises:
             ValueError: an unknown field or kind, with near names.
         """
         values = dict(values)
         kind = values.pop("kind", cls.__name__)
-        if kind not in _KINDS or not issubclass(_KINDS[kind], cls):
+        own = _KINDS.get(kind)
+        if own is None or not issubclass(own, cls):
             raise ValueError(f"config kind {kind!r} was given for {cls.__name__}: {near(kind, _KINDS)}")
-        known = {f.name for f in fields(_KINDS[kind])}
+        known = {f.name for f in fields(own)}
         for name in values.keys() - known:
             raise ValueError(f"{kind} has no field {name!r}: {near(name, known)}")
-        return _KINDS[kind](**{name: _revive(value) for name, value in values.items()})
+        return own(**{name: _revive(value) for name, value in values.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -138,7 +148,7 @@ def with_field(config: Any, path: str, value: Any) -> Any:
         ValueError: there is no such field, with near names.
     """
     head, _, rest = path.partition(".")
-    if isinstance(config, Mapping):  # a factory's kwargs: any key is its own business
+    if isinstance(config, Mapping):  # the kwargs of a factory: any key is allowed
         return {**config, head: with_field(config[head], rest, value) if rest else value}
     known = {f.name for f in fields(config)} if dataclasses.is_dataclass(config) else set()
     if head not in known:

@@ -90,5 +90,5 @@ def survey(paths: Sequence[Path]) -> tuple[int, str]:
         for start in range(0, len(tokens), stride):
             look = tokens[start : start + _LOOK]
             largest = max(largest, int(look.max()))
-            digest.update(look)
+            digest.update(look.tobytes())
     return largest, digest.hexdigest()

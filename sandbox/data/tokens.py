@@ -133,7 +133,7 @@ def _cached(key: str, build: Callable[[], dict[str, np.ndarray]]) -> dict[str, n
         if stored[:32] == _sha256(stored[32:]):
             return dict(np.load(io.BytesIO(stored[32:])))
     arrays, npz = build(), io.BytesIO()
-    np.savez(npz, **arrays)
+    np.savez(npz, allow_pickle=False, **arrays)
     with contextlib.suppress(OSError):  # a cache is a convenience: a full or read-only disk is no reason to stop
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -1,6 +1,6 @@
-"""The reference module's contract (NVIDIA NeMo Automodel ``components/optim/dion``), and config + model -> optimizer.
+"""The contract of the reference module (NVIDIA NeMo Automodel ``components/optim/dion``), and the making of optimizers.
 
-Code written against the reference changes only its import line. This is the only room that names the ``dion`` package.
+Code written against the reference only has to change its import line.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
-from ..config import AdamWConfig, Dion2Config, DionConfig, Factory, GroupPolicy, MuonConfig, NorMuonConfig, RunConfig
+from ..config import (
+    AdamWConfig,
+    Backend,
+    Dion2Config,
+    DionConfig,
+    DionFamilyConfig,
+    Factory,
+    GroupPolicy,
+    ModelConfig,
+    MuonConfig,
+    NorMuonConfig,
+    OrthogonalizedConfig,
+    RunConfig,
+)
 from .mesh import get_dion_mesh, refuse_whole
 from .rates import OPTIONAL, Rates, config_rates, role_rates
 from .roles import DEFAULT, decide_roles
@@ -26,14 +39,14 @@ from .separate import Groups, by_role, check_complete, low_share, orthogonal, po
 logger = logging.getLogger("sandbox.builder")  # the name under which code written against the contract finds it
 
 _NATIVE = {MuonConfig: "Muon", NorMuonConfig: "NorMuon", Dion2Config: "Dion2", DionConfig: "Dion"}
-_DION_MESH = "outer_shard_mesh"  # where upstream's Dion takes its mesh; the others: distributed_mesh
-_SHOWN = ("param_names", "reason")  # keys for the reader, not in the reference's groups
-# Fields that are settled here, or mean nothing to the native classes.
+_DION_MESH = "outer_shard_mesh"  # the argument of Dion for its mesh; that of the others is distributed_mesh
+_SHOWN = ("param_names", "reason")  # keys for people, which the reference's groups do not have
+# Fields of a config that are no argument of the native classes: they are used here, or have no meaning there.
 _NOT_NATIVE = {*OPTIONAL, "scalar_opt", "scalar_betas", "scalar_eps", "backend", "policy", "no_compile"}
 
 
 class _DionFamilyConfig(Protocol):
-    """What ``build_dion_optimizer`` reads; scalar_lr, embed_lr, lm_head_lr, no_compile and policy may be absent."""
+    """What ``build_dion_optimizer`` reads. scalar_lr, embed_lr, lm_head_lr, no_compile and policy may be missing."""
 
     lr: float
     weight_decay: float
@@ -45,13 +58,13 @@ class _DionFamilyConfig(Protocol):
 def _upstream_error() -> Exception | None:
     try:
         importlib.import_module("dion")
-    except Exception as error:  # whatever its import raises, the reason is kept
+    except Exception as error:  # whatever the import raises is kept as the reason
         return error
     return None
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``_import_error``: what importing ``dion`` raised, or None; found out only when asked for."""
+    """Return ``_import_error``: what importing ``dion`` raised, or None. The import is tried when somebody asks."""
     if name == "_import_error":
         globals()[name] = _upstream_error()
         return globals()[name]
@@ -86,7 +99,7 @@ def build_dion_optimizer(
     device_mesh: Any = None,
     mesh_kwarg: str | None = "distributed_mesh",
 ) -> tuple[Groups, dict[str, Any]]:
-    """Return ``(param_groups, mesh_kwargs)`` for the constructor of a Dion-family optimizer; builds none itself.
+    """Return ``(param_groups, mesh_kwargs)`` for the constructor of a Dion-family optimizer. It builds no optimizer.
 
     ``mesh_kwargs`` maps ``mesh_kwarg`` to the one-dimensional mesh, or is empty without one.
 
@@ -101,7 +114,7 @@ def build_dion_optimizer(
 
 
 def _contract(groups: Groups) -> Groups:
-    """Return the groups with the reference's keys and ``role`` alone."""
+    """Return the groups with only the reference's keys and ``role``."""
     return [{key: value for key, value in group.items() if key not in _SHOWN} for group in groups]
 
 
@@ -162,10 +175,11 @@ def build_optimizer(config: Any, model: nn.Module, device_mesh: Any = None) -> t
 
 
 def _own_optimizer(config: Factory, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a factory: an optimizer class gets one group a role, any other callable the model."""
-    make = config.load()
+    """Return the optimizer of a factory: a class gets one group for each role, any other callable gets the model."""
+    make: Any = config.load()
     if not (isinstance(make, type) and issubclass(make, torch.optim.Optimizer)):
-        return make(model, **config.kwargs)
+        optimizer: torch.optim.Optimizer = make(model, **config.kwargs)
+        return optimizer
     groups: dict[str, list[nn.Parameter]] = {}
     for decision in decide_roles(model, DEFAULT)[0]:
         groups.setdefault(decision.role, []).append(decision.parameter)
@@ -173,7 +187,7 @@ def _own_optimizer(config: Factory, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _audit(config: Any, model: nn.Module, groups: Groups, rates: Rates) -> None:
-    """Refuse an optimizer that would do nothing, and say what looks like a mistake."""
+    """Refuse an optimizer that would do nothing, and warn of what looks like a mistake."""
     if not groups:
         raise ValueError("the model has no trainable parameter; unfreeze some")
     roles = {group["role"] for group in groups}
@@ -190,7 +204,7 @@ def _audit(config: Any, model: nn.Module, groups: Groups, rates: Rates) -> None:
         _say_once(sentence)
 
 
-_say_once = functools.lru_cache(maxsize=256)(logger.warning)  # a sweep builds one model many times
+_say_once = functools.lru_cache(maxsize=256)(logger.warning)  # a sweep builds the same model many times
 
 
 def _backend(config: Any, model: nn.Module) -> str:
@@ -223,8 +237,8 @@ def _construct(config: Any, backend: str, groups: Groups, model: nn.Module, devi
     return getattr(optim, _NATIVE[type(config)])(groups, **{n: getattr(config, n) for n in names}, **mesh_kwargs)
 
 
-def resolve_backend(backend: str, device: str) -> str:
-    """Return "native" or "dion"; "auto" is upstream on CUDA where its package is installed."""
+def resolve_backend(backend: Backend, device: str) -> Literal["native", "dion"]:
+    """Return "native" or "dion". "auto" means "dion" on CUDA if the package is installed, else "native"."""
     if backend != "auto":
         return backend
     return "dion" if device == "cuda" and importlib.util.find_spec("dion") is not None else "native"
@@ -233,17 +247,18 @@ def resolve_backend(backend: str, device: str) -> str:
 def resolve_auto(run: RunConfig) -> RunConfig:
     """Return ``run`` with every ``"auto"`` replaced by what it means on this machine.
 
-    ``device="cuda"`` stays where there is none: a cluster's login node resolves runs of its GPU nodes.
+    ``device="cuda"`` stays on a machine without CUDA: the login node of a cluster resolves runs of its GPU nodes.
     """
     device = ("cuda" if torch.cuda.is_available() else "cpu") if run.device == "auto" else run.device
-    fast = "bfloat16" if device == "cuda" else "float32"
+    fast: Literal["bfloat16", "float32"] = "bfloat16" if device == "cuda" else "float32"
     optimizer = run.optimizer
-    if getattr(optimizer, "backend", None) == "auto":
+    if isinstance(optimizer, DionFamilyConfig) and optimizer.backend == "auto":
         optimizer = replace(optimizer, backend=resolve_backend("auto", device))
-    if getattr(optimizer, "orthogonalize_dtype", None) == "auto":  # upstream knows bfloat16 alone
-        upstreams = optimizer.backend == "dion"
+    if isinstance(optimizer, OrthogonalizedConfig) and optimizer.orthogonalize_dtype == "auto":
+        upstreams = optimizer.backend == "dion"  # it always computes in bfloat16
         optimizer = replace(optimizer, orthogonalize_dtype="bfloat16" if upstreams else fast)
-    context = getattr(run.model, "context", None) if run.context is None else run.context
+    own = run.model.context if isinstance(run.model, ModelConfig) else None
+    context = own if run.context is None else run.context
     dtype = fast if run.dtype == "auto" else run.dtype
     return replace(run, device=device, dtype=dtype, optimizer=optimizer, context=context)
 

@@ -1,6 +1,7 @@
-"""Which one-dimensional mesh a Dion-family optimizer takes: what the parameters live on, else what axes are called.
+"""Which one-dimensional mesh a Dion-family optimizer takes.
 
-Muon, NorMuon and Dion2 spread their work over one axis (https://github.com/microsoft/dion, README). Axis names are
+It is the mesh that the parameters live on; without such parameters the names of the axes decide. Muon, NorMuon and
+Dion2 spread their work over one axis (https://github.com/microsoft/dion, README). Axis names are
 those of NVIDIA NeMo Automodel and torchtitan: pp, dp_replicate, dp_shard, cp, tp, and the flattened dp_shard_cp.
 """
 
@@ -23,7 +24,7 @@ def get_dion_mesh(mesh: Any, model: Any = None, *, tensor_parallel: bool = False
     None and an empty mesh give None; a mesh without ``ndim`` (a process group) or with one axis is returned as it is.
     Of several axes it is the one that ``model``'s distributed parameters are sharded over; without such parameters the
     names decide: the shard axis, or the replicate axis where the shard axis has size 1 (else every rank would repeat
-    all the work). ``tensor_parallel`` says that the optimizer takes tensor parallelism by another argument (Dion does).
+    all the work). ``tensor_parallel`` is for an optimizer that has another argument for tensor parallelism, as Dion.
 
     Raises:
         ValueError: tensor parallelism; context parallelism without a flattened axis; several axes without names, or
@@ -46,7 +47,7 @@ def get_dion_mesh(mesh: Any, model: Any = None, *, tensor_parallel: bool = False
 
 
 def parameter_mesh(model: Any) -> Any:
-    """Return the one-dimensional mesh that the model's own distributed matrices live on, or None without any.
+    """Return the one-dimensional mesh that the model's distributed matrices live on, or None if it has none.
 
     Raises:
         ValueError: they are sharded over two axes of one mesh, or live on several meshes.
@@ -61,9 +62,9 @@ def parameter_mesh(model: Any) -> Any:
 
 
 def refuse_whole(mesh: Any, model: Any) -> None:
-    """Return unless ``mesh`` is a shard axis and the model's matrices are still whole: sharding comes first.
+    """Refuse a model whose matrices are still whole although ``mesh`` is a shard axis.
 
-    Parameters that are sharded later are new ones, of which the optimizer would know nothing.
+    Sharding replaces the parameters, and an optimizer that was built before would never see the new ones.
 
     Raises:
         ValueError: the model is to be sharded before its optimizer is built.
@@ -77,7 +78,7 @@ def refuse_whole(mesh: Any, model: Any) -> None:
 
 
 def _axis(parameter: Any, name: str) -> Any:
-    """Return the axis of its mesh that a DTensor is spread over: the one that shards it, else one that repeats it."""
+    """Return the axis of its mesh that shards a DTensor, or else an axis that holds copies of it."""
     mesh = parameter.device_mesh
     if mesh.ndim == 1:
         return mesh
@@ -95,7 +96,7 @@ def _by_name(mesh: Any, sizes: dict[str, int]) -> Any:
         for name in ("dp_shard_cp", "dp_cp"):
             try:  # a flattened axis is known to its mesh without being one of its dimensions
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # torch wants it kept at hand instead, which only its maker can do
+                    warnings.simplefilter("ignore")  # torch asks to keep the flattened mesh; only its maker can
                     return mesh[name]
             except (KeyError, RuntimeError):
                 continue
@@ -126,9 +127,9 @@ def _is_empty(mesh: Any) -> bool:
 
 
 class MeshShape:
-    """A mesh by the names and sizes of its axes alone: what ``get_dion_mesh`` makes of it needs no process group.
+    """A mesh that has only names and sizes of axes, so that ``get_dion_mesh`` can be asked without a process group.
 
-    ``MeshShape(dp_replicate=2, dp_shard=4)``; ``flat`` gives the sizes of flattened axes that the mesh also knows.
+    For example ``MeshShape(dp_replicate=2, dp_shard=4)``. ``flat`` gives names and sizes of flattened axes.
     """
 
     def __init__(self, flat: dict[str, int] | None = None, **axes: int) -> None:
@@ -136,7 +137,7 @@ class MeshShape:
         self._known = axes | (flat or {})
 
     def __getitem__(self, name: str) -> MeshShape:
-        return MeshShape(**{name: self._known[name]})
+        return MeshShape(None, **{name: self._known[name]})
 
     def __repr__(self) -> str:
         return " x ".join(f"{name} {size}" for name, size in zip(self.mesh_dim_names, self.shape, strict=True))

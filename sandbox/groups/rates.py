@@ -1,6 +1,6 @@
-"""The rate of each role: the one place where ``scalar_lr``, ``embed_lr``, ``lm_head_lr`` and ``scalar_opt`` are read.
+"""The rate of each role. Only here are ``scalar_lr``, ``embed_lr``, ``lm_head_lr`` and ``scalar_opt`` read.
 
-The rules are the reference's (NVIDIA NeMo Automodel ``components/optim/dion``); for the head see ``head_rate``.
+The rules are those of the reference (NVIDIA NeMo Automodel ``components/optim/dion``). For the head see ``head_rate``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Rates(NamedTuple):
     """Rates, decays and the scalar algorithm of one optimizer, by role."""
 
     base: float  # of the matrices
-    decay: float  # of matrices and vectors; tables and heads have none
-    algorithm: str  # of all but the matrices: "adamw" or "lion"
+    decay: float  # of matrices and vectors; tables and heads do not decay
+    algorithm: str  # of all roles but matrix: "adamw" or "lion"
     betas: tuple[float, float] | None  # None: the optimizer's own
     eps: float | None  # None: the optimizer's own
     vector: float
     embed: float
-    lm_head: float | None  # None: by rule
+    lm_head: float | None  # None: head_rate decides
     declared: dict[str, float]  # the optional rates that were given
 
 
@@ -40,7 +40,7 @@ def role_rates(
     embed_lr: float | None = None,
     lm_head_lr: float | None = None,
 ) -> Rates:
-    """Return every role's own rate: what is None falls back, 0.0 is a rate like any other.
+    """Return the rate of every role. None falls back to the next more general rate; 0.0 is a rate like any other.
 
     Raises:
         ValueError: an unknown ``scalar_opt``, or ``scalar_betas`` that are not two numbers.
@@ -55,7 +55,7 @@ def role_rates(
         base=base_lr,
         decay=weight_decay,
         algorithm=scalar_opt,
-        betas=None if scalar_betas is None else tuple(scalar_betas),
+        betas=None if scalar_betas is None else (scalar_betas[0], scalar_betas[1]),
         eps=scalar_eps,
         vector=vector,
         embed=vector if embed_lr is None else embed_lr,
@@ -65,17 +65,19 @@ def role_rates(
 
 
 def config_rates(config: Any) -> Rates:
-    """Return the rates of an ``AdamWConfig``, or of any object with the reference's attributes.
+    """Return the rates of an ``AdamWConfig``, or of any object that has the reference's attributes.
 
     Raises:
         ValueError: a required attribute is missing; see also ``role_rates``.
     """
-    fixed = {"scalar_opt": "adamw", "scalar_betas": None, "scalar_eps": None} if isinstance(config, AdamWConfig) else {}
+    fixed: dict[str, Any] = {"scalar_opt": "adamw", "scalar_betas": None, "scalar_eps": None}
+    fixed = fixed if isinstance(config, AdamWConfig) else {}
     missing = [name for name in REQUIRED if name not in fixed and not hasattr(config, name)]
     if missing:
         raise ValueError(f"{type(config).__name__} lacks {', '.join(missing)}; needed are {', '.join(REQUIRED)}")
-    needed = {name: getattr(config, name) for name in REQUIRED if name not in fixed} | fixed
-    return role_rates(needed.pop("lr"), **needed, **{name: getattr(config, name, None) for name in OPTIONAL})
+    values = {name: getattr(config, name) for name in REQUIRED if name not in fixed} | fixed
+    values |= {name: getattr(config, name, None) for name in OPTIONAL}
+    return role_rates(values.pop("lr"), **values)
 
 
 def head_rate(rates: Rates, d_in: int, rule: str) -> float:

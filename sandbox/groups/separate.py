@@ -29,13 +29,14 @@ __all__ = [
 
 ALWAYS = ("matrix", "vector", "embed")  # groups that the contract has even when they are empty
 Groups = list[dict[str, Any]]
-# How a matrix stored (in, out) gets the rate scale of its true fan_out and fan_in: by the native optimizers' key
-# ``transposed``, by a rate that makes good for the factor any optimizer of the family will apply, or not at all.
+# A matrix stored (in, out) needs the rate scale of its true fan_out and fan_in. "key": the native optimizers have the
+# key ``transposed`` for it. "rate": the rate is changed so that it cancels the wrong factor, which the optimizer will
+# apply. "ignored": the optimizer applies no such factor.
 Stored = Literal["key", "rate", "ignored"]
 
 
 def role_groups(model: nn.Module, rates: Rates, policy: GroupPolicy, *, stored: Stored) -> Groups:
-    """Return ``make_groups`` of the model's own decisions, after the checks that concern the model as a whole.
+    """Decide the roles of the model's parameters, check the model as a whole, and return its groups (``make_groups``).
 
     Raises:
         ValueError: ``lm_head_lr`` for a model without a trainable head of its own; as ``decide_roles``.
@@ -57,7 +58,7 @@ def role_groups(model: nn.Module, rates: Rates, policy: GroupPolicy, *, stored: 
 
 
 def make_groups(decisions: Sequence[Decision], rates: Rates, policy: GroupPolicy, *, stored: Stored) -> Groups:
-    """Return the groups: matrix, vector, embed (even when empty), then heads, then groups with settings of their own.
+    """Return the groups: matrix, vector, embed (even if empty), then heads, then groups with their own settings.
 
     Keys: params, role, then what the contract says, then param_names (canonical) and reason.
     """
@@ -73,7 +74,7 @@ def make_groups(decisions: Sequence[Decision], rates: Rates, policy: GroupPolicy
 
 
 def by_role(groups: Groups) -> Groups:
-    """Return the groups in the order of their roles, those with settings of their own beside the ordinary one."""
+    """Return the groups sorted by role; a group with its own settings stays next to the ordinary group of its role."""
     return sorted(groups, key=lambda group: typing.get_args(Role).index(group["role"]))
 
 
@@ -89,7 +90,7 @@ def orthogonal(group: dict[str, Any]) -> bool:
 
 
 def _settings(role: str, rates: Rates, *, algorithm: str | None = None, lr: float | None = None) -> dict[str, Any]:
-    """Return the keys of a role's ordinary group; a matrix group inherits everything from the optimizer."""
+    """Return the keys of a role's ordinary group. A matrix group has none: it takes all options from the optimizer."""
     if role == "matrix" and algorithm is None:
         return {"role": role}
     own = {"matrix": rates.base, "vector": rates.vector, "embed": rates.embed}
@@ -107,8 +108,8 @@ def _settings(role: str, rates: Rates, *, algorithm: str | None = None, lr: floa
 def _own_settings(decision: Decision, rates: Rates, policy: GroupPolicy, stored: Stored) -> dict[str, Any]:
     """Return the keys of the group that ``decision`` belongs to."""
     override, role, fan = decision.override, decision.role, decision.fan
-    algorithm = override.algorithm if override else None
-    if role == "matrix" and algorithm is not None and override.lr is None:
+    algorithm = override.algorithm if override is not None else None
+    if override is not None and role == "matrix" and algorithm is not None and override.lr is None:
         raise ValueError(
             f"the override {override.pattern!r} moves {decision.name!r} from the orthogonal optimizer to {algorithm} "
             "without a rate; give it lr=..."
@@ -124,18 +125,19 @@ def _own_settings(decision: Decision, rates: Rates, policy: GroupPolicy, stored:
     if orthogonal(settings) and fan and stored == "key":
         settings["transposed"] = True
     if orthogonal(settings) and fan and stored == "rate" and fan[0] != fan[1]:
-        # The optimizer will apply sqrt(in/out), out/in makes sqrt(out/in) of it; what decays is rate times decay.
+        # The optimizer will multiply by sqrt(in/out). Multiplied by out/in as well, that is sqrt(out/in). The decay is
+        # divided by the same number, because weights decay by rate times decay.
         settings["lr"] = settings.get("lr", rates.base) * fan[0] / fan[1]
         settings["weight_decay"] = settings.get("weight_decay", rates.decay) * fan[1] / fan[0]
     return settings
 
 
 def check_complete(model: nn.Module, groups: Groups) -> None:
-    """Refuse groups, also those of a built optimizer, that do not hold each trainable parameter of ``model`` once.
+    """Check that the groups (of a built optimizer, too) hold each trainable parameter of ``model`` exactly once.
 
     Raises:
-        ValueError: a parameter is left over, stands in two places, or is not the model's: an optimizer that was built
-            before the model was sharded or moved would train what nobody uses.
+        ValueError: a parameter is in no group, in two groups, or does not belong to the model. The last happens when
+            the optimizer was built before the model was sharded or moved: it would train tensors that nobody uses.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     held = [id(p) for group in groups for p in group["params"]]
@@ -154,14 +156,14 @@ def check_complete(model: nn.Module, groups: Groups) -> None:
 
 
 def stored_rule(config: Any, *, native: bool) -> Stored:
-    """Return how the optimizer of ``config`` is told of a matrix stored (in, out)."""
-    if native or isinstance(config, AdamWConfig):  # AdamW asks for no shape
+    """Return how the optimizer of ``config`` learns that a matrix is stored (in, out)."""
+    if native or isinstance(config, AdamWConfig):  # AdamW does not look at shapes
         return "key" if native else "ignored"
     return "rate" if getattr(config, "adjust_lr", "spectral_norm") == "spectral_norm" else "ignored"
 
 
 def policy_of(config: Any) -> GroupPolicy:
-    """Return the policy of any config; objects without one get the default.
+    """Return the policy of any config; an object without one gets the default policy.
 
     Raises:
         ValueError: ``policy`` is something else.

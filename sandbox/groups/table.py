@@ -25,9 +25,9 @@ def group_table(source: nn.Module | torch.optim.Optimizer | Groups, config: Any 
 
     ``source`` is a model (with the optimizer's ``config``; without it there are no rates), a built optimizer of any
     kind, or groups. ``share`` is of all elements in the table. ``lr`` and ``weight_decay`` are the group's own, before
-    the schedule; the Dion family multiplies a matrix's step (not its decay) by a factor of the matrix's shape besides:
+    the schedule. The Dion family also multiplies the step of a matrix (not its decay) by a factor of its shape:
     sqrt(fan_out/fan_in) for "spectral_norm" and for Dion, 0.2 sqrt(max(fan_out, fan_in)) for "rms_norm". "(?)" after a
-    reason marks a parameter that was taken as a matrix for want of a better sign. All values are plain JSON values.
+    reason marks a parameter that was taken as a matrix because nothing says what it is. All values are JSON values.
 
     Raises:
         ValueError: as ``role_groups``, for a model.
@@ -69,7 +69,7 @@ def _row(group: dict[str, Any], total: int, config: Any, default: str | None) ->
 
 
 def brief(names: Sequence[str]) -> str:
-    """Return names in one line; of more than six, runs of block numbers become ranges: ``blocks.0-11.q.weight``."""
+    """Return names in one line; of more than six, block numbers in a row become ranges: ``blocks.0-11.q.weight``."""
     if len(names) <= 6:
         return ", ".join(names)
     runs: dict[tuple[str, ...], list[list[int]]] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..fields import near
 from . import finite, lists, matrices, sharded
 from .options import SCALAR, scale, translate
-from .orthogonalize import default_dtype, orthogonalize_all
+from .orthogonalize import Method, default_dtype, orthogonalize_all
 from .scalar import adamw_, decay_, lion_
 
 Orthogonalize = Callable[[list[Tensor]], list[Tensor]]  # stacks (N, m, n) -> as many of the same shapes
@@ -65,7 +65,7 @@ class DionFamily(torch.optim.Optimizer):
                 f"{name}: newton_schulz_func={newton_schulz_func!r} was given; allowed is f(matrices, epsilon=)"
             )
         self._dtype = DTYPES[orthogonalize_dtype]
-        self._method = "polar_express" if use_polar_express else "newton_schulz"
+        self._method: Method = "polar_express" if use_polar_express else "newton_schulz"
         self._function = newton_schulz_func
         self._numbers: dict[Tensor, int] = {}
         self._options = frozenset(defaults) - {"betas"} | {"beta1", "beta2", "transposed", *self.splits}
@@ -202,12 +202,13 @@ class DionFamily(torch.optim.Optimizer):
 
     def _orthogonalizer(self, group: dict[str, Any]) -> Orthogonalize:
         """Return the function that the rule orthogonalizes stacks with."""
-        if self._function is None:
+        function = self._function
+        if function is None:
             return lambda us: orthogonalize_all(us, method=self._method, dtype=self._dtype, epsilon=group["epsilon"])
 
         def custom(u: Tensor) -> Tensor:
             """Call the user's function as upstream does: three dimensions, ``epsilon`` by name."""
-            result = self._function(u.to(self._dtype or default_dtype(u)), epsilon=group["epsilon"])
+            result = function(u.to(self._dtype or default_dtype(u)), epsilon=group["epsilon"])
             if result.shape != u.shape:
                 raise ValueError(
                     f"newton_schulz_func made {tuple(result.shape)} of {tuple(u.shape)}; needed is the same"
@@ -226,7 +227,7 @@ class DionFamily(torch.optim.Optimizer):
         numbers = {key: float(group[key]) for key in ("lr", "beta1", "beta2", "weight_decay")}
         for x in kinds.values():
             states = [state[p] for p in x]
-            gradients = [p.grad if p.grad.dtype == p.dtype else p.grad.to(p.dtype) for p in x]
+            gradients = [p.grad.to(p.dtype) for p in x if p.grad is not None]
             common = {**numbers, "m": [s["momentum"] for s in states], "cautious": group["cautious_wd"]}
             if group["algorithm"] == "lion":
                 lion_(x, gradients, **common)

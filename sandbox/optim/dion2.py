@@ -82,7 +82,8 @@ class Dion2(DionFamily):
         orthogonalize_dtype: str = "auto",
     ) -> None:
         """Check everything, then create the state of every parameter."""
-        self._verbose, self._shown = verbose, set()
+        self._verbose = verbose
+        self._shown: set[tuple[int, int]] = set()
         self._set_up(
             params,
             mesh=distributed_mesh,

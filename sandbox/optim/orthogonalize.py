@@ -141,13 +141,14 @@ def _exact(matrices: Tensor) -> Tensor:
 def _normalized(x: Tensor, safety: float, epsilon: float) -> Tensor:
     """Return x over ``safety * norm``, or over epsilon where that is more, without overflow for any finite x."""
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide(x.dtype))
+    least: float | Tensor = epsilon
     low, high = ORDINARY
     # looking would make a GPU wait
     if x.device.type != "cpu" or not all(low < n < high for n in norm.flatten().tolist()):
         largest = largest_entry(x)
-        x, epsilon = x / largest, epsilon / largest
+        x, least = x / largest, epsilon / largest
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide(x.dtype))
-    return x * (norm * safety).clamp_min(epsilon).reciprocal().to(x.dtype)
+    return x * (norm * safety).clamp_min(least).reciprocal().to(x.dtype)
 
 
 def _tall(x: Tensor) -> bool:
@@ -177,17 +178,17 @@ def _by_gram(xs: list[Tensor], coefficients: Coefficients) -> list[Tensor]:
     therefore made anew from x every third step, after which it has grown to about 1e-4 (in five steps: 2e-3).
     """
     for start in range(0, len(coefficients), RENEW):
-        grams, q = [_gram(x) for x in xs], None
-        gram = torch.cat(grams) if len(grams) > 1 else grams[0]
+        grams = [_gram(x) for x in xs]
+        gram = q = torch.cat(grams) if len(grams) > 1 else grams[0]  # the first step sets q
         part = coefficients[start : start + RENEW]
         for step, (a, b, c) in enumerate(part, start=1):
             p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-            if q is not None:
+            if step > 1:
                 q = torch.baddbmm(q, q, p, beta=a)
             if step < len(part):
                 half = torch.baddbmm(gram, gram, p, beta=a)
                 gram = torch.baddbmm(half, half, p, beta=a)
-            if q is None:
+            if step == 1:
                 q = p
                 q.diagonal(dim1=-2, dim2=-1).add_(a)
         qs = q.split([len(x) for x in xs])

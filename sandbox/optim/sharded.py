@@ -69,7 +69,7 @@ def axis_of(p: Tensor) -> tuple[int, int] | None:
     """Return the mesh axis that cuts a parameter and the dim that it cuts; None where this rank holds all of it."""
     if isinstance(p, DTensor):
         for axis, placed in enumerate(p.placements):
-            if p.device_mesh.size(axis) > 1 and placed.is_shard():
+            if p.device_mesh.size(axis) > 1 and isinstance(placed, Shard):
                 return axis, placed.dim % p.ndim
     return None
 
@@ -87,7 +87,7 @@ def local(tensor: Tensor) -> Tensor:
 def place(p: Tensor, key: str, whole: Tensor) -> Tensor:
     """Return a whole state tensor as it is stored beside ``p``: cut as the weight is, Q by rows, else left whole."""
     axis = axis_of(p)
-    if axis is None:
+    if axis is None or not isinstance(p, DTensor):
         return whole
     dim = 0 if key == "Q" else axis[1]
     if key != "Q" and (dim >= whole.ndim or whole.shape[dim] != p.shape[dim]):
@@ -118,10 +118,10 @@ class Matrix:
     def cut(self, key: str, ranks: int) -> tuple[tuple[int, ...], int | None, list[int]]:
         """Return whole shape, dim and each rank's size along it, of the direction ("x") or of a state tensor."""
         if key == "x":
-            shape = list(self.shape)
+            sizes = list(self.shape)
             if self.dim is not None:
-                shape[self.dim] = sum(self.sizes)
-            return tuple(shape), self.dim, self.sizes
+                sizes[self.dim] = sum(self.sizes)
+            return tuple(sizes), self.dim, self.sizes
         shape, dim = self.layout[key]
         return shape, dim, [] if dim is None else owners.cuts(shape[dim], ranks)
 
@@ -211,7 +211,8 @@ def _agree(optimizer: Any, ranks: Ranks, held: list[list[Tensor]]) -> None:
     for source, parts in sorted(lent.items()):
         for i, x in parts:
             lacking = [rank for rank in range(ranks.size) if not said[rank][1 + i]]
-            out = [[x.grad] if ranks.rank == source and rank in lacking else [] for rank in range(ranks.size)]
+            grad = x if x.grad is None else x.grad  # set above
+            out = [[grad] if ranks.rank == source and rank in lacking else [] for rank in range(ranks.size)]
             sizes = [x.numel() if rank == source and ranks.rank in lacking else 0 for rank in range(ranks.size)]
             got = ranks.exchange(out, sizes, x)
             if ranks.rank in lacking:
@@ -242,7 +243,7 @@ def _contribute(optimizer: Any, ranks: Ranks, m: Matrix) -> None:
     m.sizes = owners.cuts(m.shape[m.dim], ranks.size) if m.dim is not None else []
     (m.sent,), (momentum,) = optimizer._accumulate([m.x.grad], [m.state["momentum"]], m.group)
     m.state["momentum"].copy_(momentum)
-    if _chooses_locally(optimizer, m):
+    if m.dim is not None and _chooses_locally(optimizer, m):
         count = max(1, math.ceil(m.group["fraction"] * m.sizes[0]))  # of the largest shard's rows, as upstream
         m.sizes = [min(count, size) for size in m.sizes]
         norms = torch.linalg.vector_norm(m.sent, 1, dim=1 - m.dim, dtype=wide(m.sent.dtype))
@@ -259,7 +260,8 @@ def _chooses_locally(optimizer: Any, m: Matrix) -> bool:
 def _pull(ranks: Ranks, found: list[Matrix], parts: Any) -> dict[int, dict[str, Tensor]]:
     """Return the whole tensors of every matrix that this rank owns, by position in ``found``; one collective."""
     out: list[list[Tensor]] = [[] for _ in range(ranks.size)]
-    sizes, plan, whole = [0] * ranks.size, [], {}
+    sizes, plan = [0] * ranks.size, []
+    whole: dict[int, dict[str, Tensor]] = {}
     for i, m in enumerate(found):
         for key, tensor in parts(m).items():
             shape, dim, cut = m.cut(key, ranks.size)
@@ -341,7 +343,7 @@ def _push(
 def _apply(m: Matrix, parts: dict[str, Tensor]) -> None:
     """Decay this rank's part with the unscaled rate, then subtract the direction, which has its scale already."""
     direction = parts.pop("x")
-    if m.rows is not None:
+    if m.rows is not None and m.dim is not None:
         direction = torch.zeros_like(m.x).index_copy_(m.dim, m.rows, direction)
     for key, value in parts.items():
         m.state[key].copy_(value)

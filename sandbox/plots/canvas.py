@@ -14,7 +14,7 @@ from matplotlib.transforms import ScaledTranslation
 
 COLUMN, PAGE = 3.4, 7.0  # inches: one column, and both, of a two-column paper
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {  # of matplotlib.rcParams
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same on every machine
     "font.size": 7.0,
     "axes.titlesize": 7.5,
@@ -122,11 +122,12 @@ def finish(ax: Axes, x: str, y: str, handles: list[Any], *, grow: bool) -> None:
     if ax.xaxis.label.get_window_extent().width > ax.get_window_extent().width:  # a narrow panel: into its neighbour's
         ax.set_xlabel(x.replace(", ", ",\n", 1))
         figure.draw_without_rendering()
-    inner, outer, inch = ax.get_window_extent(), ax.get_tightbbox(), figure.dpi
+    inner, inch = ax.get_window_extent(), figure.dpi
+    outer = ax.get_tightbbox() or inner
     corner = ScaledTranslation(
         (outer.x0 - inner.x0) / inch, (outer.y0 - inner.y0) / inch - 0.06, figure.dpi_scale_trans
     )
-    at = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + corner}
+    at: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + corner}
     for columns in range(min(4, len(handles)), 0, -1):
         legend = ax.legend(handles=handles, ncols=columns, **at)
         if legend.get_window_extent().width <= inner.x1 - outer.x0:

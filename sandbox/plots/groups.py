@@ -35,16 +35,18 @@ def plot_groups(groups: pd.DataFrame, ax: Axes | None = None, *, by: str | None 
     totals = sizes.sum(axis=1)
     shares = sizes.div(totals, axis=0) * 100
     fresh, ax = ax is None, panels(height=max(1.3 if by else 0, 0.55 + 0.32 * len(sizes)))[1] if ax is None else ax
-    left, handles, texts = np.zeros(len(sizes)), [], []
+    left, handles = np.zeros(len(sizes)), []
+    texts: list[tuple[Any, list[str], Any]] = []
     with style():
-        for role in sizes:
+        for role in map(str, sizes):
             color, rows = ROLES[role][0], groups[groups["role"] == role]
             bars = ax.barh(range(len(sizes)), shares[role], 0.76, left=left, color=color, edgecolor="w", lw=0.4)
             handles.append(Patch(fc=color, label=role + (": " if _how(rows) else "") + ", ".join(_how(rows))))
             for bar, name in zip(bars, sizes.index, strict=True):
                 how = _how(rows[rows[by] == name] if by else rows)
                 lines = [words(sizes[role][name])] + ([] if how == _how(rows) else how[-1:])
-                texts.append((bar, lines, ax.text(*bar.get_center(), "", ha="center", va="center", size=6)))
+                x, y = bar.get_center()
+                texts.append((bar, lines, ax.text(x, y, "", ha="center", va="center", size=6)))
             left += shares[role].to_numpy()
         names = [
             f"{value_label(by, name)}\n{words(totals[name])}" if by else f"{words(totals[name])} elements"
@@ -100,10 +102,14 @@ def plot_shares(groups: pd.DataFrame, ax: Axes | None = None, *, x: str = "model
     shares = sizes.div(sizes.sum(axis=1), axis=0) * 100
     fresh, ax = ax is None, panels()[1] if ax is None else ax
     with style():
-        over = {"embed": {"lw": 2.6, "ms": 5.5}, "lm_head": {"ls": DASHES[1], "ms": 3}}  # equal shares, if untied
-        handles = []
-        for role in shares:
-            look = dict(zip(("color", "marker"), ROLES[role], strict=True)) | over.get(role, {})
+        over: dict[str, dict[str, Any]] = {
+            "embed": {"lw": 2.6, "ms": 5.5},
+            "lm_head": {"ls": DASHES[1], "ms": 3},
+        }  # equal shares, if untied
+        handles: list[Any] = []
+        for role in map(str, shares):
+            color, marker = ROLES[role]
+            look = {"color": color, "marker": marker} | over.get(role, {})
             handles += ax.plot(shares[role], label=role, clip_on=False, **look)
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(FixedLocator(list(shares.index)))

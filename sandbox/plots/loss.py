@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -63,7 +63,7 @@ def plot_loss(
     found = arms(frame, by)
     fresh, ax = ax is None, panels()[1] if ax is None else ax
     with style():
-        handles = [_draw(ax, arm, top) for arm in found]
+        handles: list[Any] = [_draw(ax, arm, top) for arm in found]
         if ax.collections:
             seeds = spread([arm.frame["config_hash"].nunique() for arm in found])
             handles.append(Patch(fc="0.8", label=f"band: lowest to highest of {seeds} seeds"))
@@ -86,8 +86,10 @@ def _draw(ax: Axes, arm: Arm, top: float) -> Line2D:
     place = pd.DataFrame({name: run["_x"] for name, run in runs.items()}).mean(axis=1)
     fine = [name for name, run in runs.items() if not run["_lost"].any()]
     shared = wide[fine].dropna()
-    look = {"color": arm.color, "ls": arm.dash}
-    mark = {"marker": arm.marker, "ms": 3} if len(wide.dropna(how="all")) <= 25 else {}  # few enough to show each
+    look: dict[str, Any] = {"color": arm.color, "ls": arm.dash}
+    mark: dict[str, Any] = (
+        {"marker": arm.marker, "ms": 3} if len(wide.dropna(how="all")) <= 25 else {}
+    )  # few enough to show each
     ax.plot(place[shared.index], shared.mean(axis=1), **look, **mark)
     if len(fine) > 1:
         ax.fill_between(place[shared.index], shared.min(axis=1), shared.max(axis=1), color=arm.color, alpha=0.2, lw=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -81,7 +82,7 @@ def _draw(ax: Axes, arm: Arm, edge: float) -> Line2D:
     ax.plot(lost["_x"], [edge] * len(lost), ls="", marker="x", ms=4, color=arm.color, transform=top)
     label = arm.label
     if rates["y"].notna().any():
-        best = rates["y"].idxmin()
+        best: Any = rates["y"].idxmin()
         ax.plot(rates["x"][best], rates["y"][best], marker="*", ms=8, mfc=arm.color, mec="k", mew=0.5, zorder=5)
         tried = pd.concat([fine, lost])["_rate"]
         border = tried.nunique() > 1 and best in (tried[tried > 0].min(), tried.max())

@@ -98,7 +98,7 @@ def compare(table: pd.DataFrame, *, baseline: Mapping[str, Any], y: str = "val_l
 
 
 def _standard_error(values: pd.Series) -> float:
-    return float(values.sem()) if len(values) > 1 else math.nan
+    return float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 def _need(table: pd.DataFrame, columns: Sequence[str]) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from .files import reports_home, write_atomic
 
 FORMATS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}  # metadata left out
-SAVING = {
+SAVING: Any = {  # of matplotlib.rcParams
     "pdf.fonttype": 42,  # TrueType, embedded: journals refuse Type 3
     "svg.fonttype": "path",  # looks the same where the font is missing
     "svg.hashsalt": "sandbox",  # ids in the SVG come from content, not from chance
@@ -39,7 +39,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?")
 
 
 def save_figure(
-    fig: Figure,
+    fig: Figure | SubFigure,
     name: str,
     *,
     records: Iterable[Any] = (),
@@ -90,8 +90,8 @@ def _pictures(fig: Figure) -> dict[str, bytes]:
     with matplotlib.rc_context(SAVING):
         for ending, metadata in FORMATS.items():
             for ax in fig.axes:  # where the layout starts from: earlier drawing leaves the axes a hair elsewhere
-                if ax.get_subplotspec() is not None:
-                    ax.set_subplotspec(ax.get_subplotspec())
+                if (spec := ax.get_subplotspec()) is not None:
+                    ax.set_subplotspec(spec)
             buffer = io.BytesIO()
             fig.savefig(buffer, format=ending, dpi=DPI, metadata=metadata)
             pictures[ending] = buffer.getvalue()

@@ -56,7 +56,7 @@ def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
         frame["seconds"] = frame["tokens"] / record.timing.get("tokens_per_second", math.nan)
         frame.insert(0, "config_hash", record.hash)
         frame.insert(1, "status", record.status)
-        frames.append(frame.assign(**settings.to_dict()))
+        frames.append(frame.assign(**{str(name): value for name, value in settings.items()}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -68,8 +68,8 @@ def arms(records: Iterable[RunRecord]) -> pd.DataFrame:
     """
     rows: dict[str, dict[str, Any]] = {}
     records = list(records)
-    for record, (_, settings) in zip(records, varying(records).iterrows() if records else (), strict=True):
-        settings = settings.drop(["seed", "data_seed"], errors="ignore").to_dict()
+    for record, (_, varied) in zip(records, varying(records).iterrows() if records else (), strict=True):
+        settings = {str(name): value for name, value in varied.items() if name not in ("seed", "data_seed")}
         row = rows.setdefault(json.dumps(settings, default=str), settings | {"seeds": 0, "steps": record.config.steps})
         row["seeds"] += 1
         row["tokens"] = max(row.get("tokens", 0), *record.curve.get("tokens", [0]), 0)

@@ -17,7 +17,7 @@ from ..model import GPT, transformers_model
 
 def growing_models() -> dict[int, nn.Module]:
     """Return GPTs of widths 64 to 4096, depth width/64 and GPT-2's vocabulary, by width; none has storage."""
-    models = {}
+    models: dict[int, nn.Module] = {}
     for width in (64, 128, 256, 512, 1024, 2048, 4096):
         layers = max(2, width // 64)
         models[width] = GPT(ModelConfig(vocab_size=50_304, width=width, depth=layers, heads=layers), device="meta")

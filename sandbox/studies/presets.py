@@ -7,9 +7,10 @@ on tokenized shards under ``data/fineweb10B``).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 import pandas as pd
 
@@ -24,6 +25,7 @@ from ..config import (
     NorMuonConfig,
     Override,
     RunConfig,
+    ScalarOpt,
     ScheduleConfig,
 )
 from ..fields import near
@@ -33,7 +35,7 @@ from ..records.record import RunRecord
 from ..records.tables import table
 from ..sweeps.grids import grid
 
-SCALAR_OPTS = ("adamw", "lion")
+SCALAR_OPTS: tuple[ScalarOpt, ...] = ("adamw", "lion")
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,17 @@ class Study:
     runs: tuple[RunConfig, ...]
 
 
+def base_optimizer() -> MuonConfig:
+    """Return the optimizer that every study starts from: Muon for the matrices, other rates near their optima."""
+    return MuonConfig(lr=0.02, embed_lr=0.3, lm_head_lr=0.01, scalar_lr=0.003)
+
+
 def base_run(scale: Preset) -> RunConfig:
-    """Return the run that every study starts from: Muon on the matrices, rates near their optima elsewhere."""
+    """Return the run that every study starts from."""
     return RunConfig(
         model=scale.model,
         data=scale.data,
-        optimizer=MuonConfig(lr=0.02, embed_lr=0.3, lm_head_lr=0.01, scalar_lr=0.003),
+        optimizer=base_optimizer(),
         schedule=ScheduleConfig(warmup=0.05, decay=0.3),
         steps=scale.steps,
         batch_size=scale.batch_size,
@@ -171,9 +178,13 @@ def head_rate(scale: Preset | None = None) -> Study:
 
 
 def _sweep_of(scale: Preset, axes: dict[str, list[float]]) -> tuple[RunConfig, ...]:
+    """Return the runs over ``axes`` for AdamW and for Lion, and for several widths if the preset has them."""
+    return _runs(scale, {"optimizer.scalar_opt": SCALAR_OPTS, **axes})
+
+
+def _runs(scale: Preset, axes: dict[str, Iterable[Any]]) -> tuple[RunConfig, ...]:
     widths = {"model.width": scale.widths} if len(scale.widths) > 1 else {}
-    arms = {**widths, "optimizer.scalar_opt": SCALAR_OPTS, **axes}
-    return tuple(grid(base_run(scale), **arms, seed=range(scale.seeds)))
+    return tuple(grid(base_run(scale), **{**widths, **axes, "seed": range(scale.seeds)}))
 
 
 def compared(data: pd.DataFrame) -> list[str]:
@@ -184,15 +195,16 @@ def compared(data: pd.DataFrame) -> list[str]:
 def scalar_rate(scale: Preset | None = None) -> Study:
     """Return the sweep of one rate shared by embedding, head and vectors, for AdamW and Lion."""
     scale = scale or preset()
-    runs = []
-    for run in _sweep_of(scale, {"optimizer.scalar_lr": log_spaced(3e-3, 0.3, scale.rates)}):
-        rate = run.optimizer.scalar_lr
-        runs.append(replace(run, optimizer=replace(run.optimizer, embed_lr=rate, lm_head_lr=rate)))
+    arms = [
+        replace(base_optimizer(), scalar_opt=scalar_opt, scalar_lr=rate, embed_lr=rate, lm_head_lr=rate)
+        for scalar_opt in SCALAR_OPTS
+        for rate in log_spaced(3e-3, 0.3, scale.rates)
+    ]
     return Study(
         name="scalar-rate",
         question="Which rate do all groups but the matrices want together, for AdamW and for Lion?",
         x="optimizer.scalar_lr",
-        runs=tuple(runs),
+        runs=_runs(scale, {"optimizer": arms}),
     )
 
 
@@ -222,7 +234,8 @@ def grouping(scale: Preset | None = None) -> Study:
     right = base_run(scale)
     tables = tuple(Override(pattern=pattern, role="matrix") for pattern in (r"embed\.weight", r"lm_head\.weight"))
     wrong = replace(right, optimizer=MuonConfig(scalar_lr=0.003, policy=GroupPolicy(overrides=tables)))
-    axes = {"optimizer.lr": log_spaced(0.005, 1.25, max(3, scale.rates - 1)), "seed": list(range(scale.seeds))}
+    rates = log_spaced(0.005, 1.25, max(3, scale.rates - 1))
+    axes: dict[str, Iterable[Any]] = {"optimizer.lr": rates, "seed": range(scale.seeds)}
     return Study(
         name="grouping",
         question="What does it cost to hand the embedding and the head to the orthogonal optimizer?",
@@ -243,8 +256,8 @@ def optimizers(scale: Preset | None = None) -> Study:
     }
     runs: list[RunConfig] = []
     for kind, rates in grids.items():
-        axes = {"optimizer.lr": rates, "seed": list(range(scale.seeds))}
-        runs += grid(replace(start, optimizer=kind(**shared)), **axes)
+        run = replace(start, optimizer=kind(**shared))
+        runs += grid(run, **{"optimizer.lr": rates, "seed": range(scale.seeds)})
     return Study(
         name="optimizers",
         question="Each at its own best base rate, which matrix optimizer trains best, per step and per second?",

@@ -77,7 +77,8 @@ def sweep(
     shelf = Store(home() / store)
     unique = {run.hash: run for run in (run.resolved() for run in runs)}
     seen = {name: shelf.version(name) for name in unique}  # before they are read: what comes later is another's answer
-    records = {name: found for name, run in unique.items() if stands(found := shelf.load(name), run, retry)}
+    stored = {name: shelf.load(name) for name in unique}
+    records = {name: r for name, r in stored.items() if r is not None and stands(r, unique[name], retry)}
     _tell_kept(records)
     pending = {name: run for name, run in unique.items() if name not in records}
     pool = _pool(list(pending.values()), executor, workers)

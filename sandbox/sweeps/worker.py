@@ -20,7 +20,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..records.claims import BEAT, Claim
-from ..records.record import RunRecord
+from ..records.record import RunRecord, Status
 from ..records.store import Store
 from ..training.environment import identity
 from ..training.launcher import launch
@@ -38,26 +38,32 @@ class _Stopped(BaseException):
     """Ends a run from within; no ``except Exception`` of a model or an optimizer holds it up."""
 
 
-def stands(record: RunRecord | None, run: RunConfig, retry: Iterable[str] = ()) -> bool:
-    """Return whether a stored record is the answer, so that the run is not trained.
+def stands(record: RunRecord, run: RunConfig, retry: Iterable[str] = ()) -> bool:
+    """Return whether a stored record is the answer, so that the run is not trained again.
 
-    It is not where the run was interrupted, where its status is one to ``retry``, or where its corpus, backend or
-    ``NUMERICS_VERSION`` are not what they would be now.
+    It is not if the run was interrupted, if its status is in ``retry``, or if its corpus, backend or
+    ``NUMERICS_VERSION`` differ from what they would be now.
     """
-    if record is None or record.status == "interrupted" or record.status in retry:
+    if record.status == "interrupted" or record.status in retry:
         return False
     return all(record.environment.get(key) == value for key, value in known_identity(run).items())
 
 
+def fresh_answer(store: Store, name: str, run: RunConfig, seen: int | None) -> RunRecord | None:
+    """Return the record of a run if it was written after version ``seen`` and stands, else None."""
+    record = store.load(name) if store.version(name) != seen else None
+    return record if record is not None and stands(record, run) else None
+
+
 def known_identity(run: RunConfig) -> dict[str, Any]:
-    """Return ``environment.identity``, or nothing where it cannot be told: then nothing speaks against a record."""
+    """Return ``environment.identity``, or an empty dict if it cannot be found: then nothing refutes a record."""
     try:
         return identity(run)
     except Exception:  # the corpus is gone, the backend is not installed: no run could replace the record either
         return {}
 
 
-def ended(run: RunConfig, status: str, error: str) -> RunRecord:
+def ended(run: RunConfig, status: Status, error: str) -> RunRecord:
     """Return the record of a run that left none itself."""
     return RunRecord(config=run, hash=run.hash, status=status, error=error, environment=known_identity(run))
 
@@ -120,8 +126,7 @@ class _Shift:
         store, name = self.store, unit["hash"]
         if self.claim.stopped():  # before it began: a job that waited for its turn longer than its sweep lived
             return {"hash": name, "status": "interrupted"}
-        fresh = store.version(name) != unit["seen"]
-        if fresh and stands(store.load(name), self.run):
+        if fresh_answer(store, name, self.run, unit["seen"]) is not None:
             return {"hash": name, "status": "stored"}
         try:
             record = _train(self.run, self._on_step, unit)

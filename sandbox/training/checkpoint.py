@@ -170,13 +170,13 @@ def _together(sentence: str) -> Iterator[None]:
         failed = "; ".join(f"rank {rank}: {type(e).__name__}: {e}" for rank, (e, _) in error.failures.items())
     except Exception as error:
         failed = f"{type(error).__name__}: {error}"
-    every = [failed]
+    every: list[str | None] = [failed]
     if dist.is_initialized() and dist.get_world_size() > 1:
         every = [None] * dist.get_world_size()
         dist.all_gather_object(every, failed)
-    for rank, error in enumerate(every):
-        if error is not None:
-            raise CheckpointFailed(f"{sentence}: rank {rank}: {error}")
+    for rank, why in enumerate(every):
+        if why is not None:
+            raise CheckpointFailed(f"{sentence}: rank {rank}: {why}")
 
 
 @contextlib.contextmanager

@@ -27,7 +27,8 @@ from tqdm.auto import tqdm
 from ..config import MeshConfig, RunConfig
 from ..records.files import ROOT, record_path, write_atomic
 from ..records.record import RunRecord
-from .loop import OnStep, checkpoint_folder, train
+from .loop import OnStep, train
+from .resume import checkpoint_folder
 from .world import TIMEOUT
 
 POLL = 0.1  # seconds between two looks at the ranks
@@ -69,10 +70,10 @@ def launch(
         LaunchFailed: a rank raised, died or hung, or the time was up. No process is left behind, nor after Ctrl-C.
     """
     nproc = nproc or (run.mesh.size if run.mesh else 2)
-    run = replace(run, mesh=MeshConfig(dp_shard=nproc)) if run.mesh is None else run
-    if run.mesh.size != nproc:
-        raise ValueError(f"nproc={nproc} was given for a mesh of {run.mesh.size} ranks; allowed is {run.mesh.size}")
-    run = run.resolved()
+    mesh = run.mesh or MeshConfig(dp_shard=nproc)
+    if mesh.size != nproc:
+        raise ValueError(f"nproc={nproc} was given for a mesh of {mesh.size} ranks; allowed is {mesh.size}")
+    run = replace(run, mesh=mesh).resolved()
     if run.checkpoint_every is not None and checkpoints is None:
         checkpoints = checkpoint_folder(run)
     with tempfile.TemporaryDirectory(prefix="sandbox-launch-") as name:
@@ -114,7 +115,7 @@ def _watch(
 ) -> None:
     """Return when torchrun has ended, showing the steps meanwhile."""
     start, seen, failed = time.monotonic(), 0, None
-    with tqdm(total=run.steps, disable=not progress, desc=f"{run.mesh.size} ranks", unit="step") as bar:
+    with tqdm(total=run.steps, disable=not progress, desc=f"{run.ranks} ranks", unit="step") as bar:
         while True:
             ended = agent.poll() is not None
             rows = _lines(folder / "steps")
@@ -205,7 +206,11 @@ def _step_file(path: Path | None) -> Iterator[OnStep | None]:
         yield None
         return
     with open(path, "a", buffering=1) as file:
-        yield lambda row: file.write(json.dumps(row) + "\n")
+
+        def write(row: dict[str, float]) -> None:
+            file.write(json.dumps(row) + "\n")
+
+        yield write
 
 
 def _leave_with(launcher: int) -> None:

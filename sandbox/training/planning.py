@@ -85,7 +85,7 @@ def plan(model: nn.Module, config: Any, mesh: MeshConfig, *, itemsize: int = 4) 
     """
     if type(config) not in (*RULES, AdamWConfig):
         raise ValueError(f"a {type(config).__name__} was given; allowed are {', '.join(k.__name__ for k in RULES)}")
-    rule = RULES.get(type(config))
+    rule = RULES.get(type(config), "")  # "" for AdamW, which orthogonalizes nothing
     groups = role_groups(model, config_rates(config), policy_of(config), stored=stored_rule(config, native=True))
     groups = [{**_options(config), **group} for group in groups]
     shared = mesh.dp_shard if mesh.dp_shard > 1 else mesh.dp_replicate

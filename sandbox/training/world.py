@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
 from ..config import MeshConfig
@@ -83,6 +84,7 @@ def _open(kind: str, world: int, timeout: datetime.timedelta) -> None:
     options: dict[str, Any] = {"backend": backend, "timeout": timeout}
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    store: dist.Store
     if world == 1 and "RANK" not in os.environ:
         store, rank = dist.HashStore(), 0
     else:  # a store of its own for each opening: what an earlier group left in a shared one would be taken for ours
@@ -146,20 +148,19 @@ class World:
         if self.shards == 1:
             group = self.mesh["dp_replicate"].get_group()
             return nn.parallel.DistributedDataParallel(model, process_group=group)
-        from torch.distributed.fsdp import fully_shard
-
         mesh = self.mesh if self.mesh["dp_replicate"].size() > 1 else self.mesh["dp_shard"]
         for module in list(model.modules()):
             if isinstance(module, nn.ModuleList):
                 for block in module:
                     fully_shard(block, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
 
     def settle(self, model: nn.Module) -> None:
         """Cut again what FSDP2 keeps whole after a forward pass without a backward one: the root's own parameters."""
         if self.shards > 1:
             for module in model.modules():
-                if hasattr(module, "reshard"):
+                if isinstance(module, FSDPModule):
                     module.reshard()
 
     def optimizer_mesh(self, model: nn.Module) -> Any:
@@ -224,6 +225,6 @@ def part(tensor: Tensor) -> Tensor:
 def clip_(parameters: Iterable[nn.Parameter], norm: float) -> None:
     """Scale the gradients so that their norm over all parameters, and all shards of them, is at most ``norm``."""
     parameters = [p for p in parameters if p.grad is not None]
-    total = nn.utils.get_total_norm([p.grad for p in parameters])
+    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     total = total.full_tensor() if hasattr(total, "full_tensor") else total
     nn.utils.clip_grads_with_norm_(parameters, norm, total)

@@ -11,7 +11,7 @@ import warnings
 from typing import Literal, NamedTuple
 
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 
 from ...config import GroupPolicy, Override
 from .names import meaning
@@ -102,15 +102,13 @@ def _overridden(decided: Decision, override: Override) -> Decision:
 
 def _refuse_shapeless(places: list[Place]) -> None:
     """Refuse parameters without a shape (lazy modules), and what FSDP1 and ZeRO leave of matrices: flat storage."""
-    lazy = [place.name for place in places if isinstance(place.parameter, UninitializedTensorMixin)]
+    lazy = [place.name for place in places if isinstance(place.parameter, UninitializedParameter)]
     if lazy:
         raise ValueError(f"these parameters have no shape before the first forward pass: {', '.join(lazy[:8])}")
     thin = [place for place in places if place.parameter.ndim < 2]
     flat = [place.name for place in thin if _is_flattened(place)]
     if not flat and len(thin) == len(places):  # nothing but vectors: a norm or the like, or what is left of a model?
-        flat = [
-            p.name for p in thin if kind(type(p.module)) == "custom" and meaning(p) == "" and p.parameter.numel() > 1
-        ]
+        flat = [p.name for p in thin if kind(p.module) == "custom" and meaning(p) == "" and p.parameter.numel() > 1]
     if flat:
         raise ValueError(
             "a wrapper (FSDP1, ZeRO) has flattened matrices to one dimension, so that none is left to orthogonalize: "
@@ -119,14 +117,14 @@ def _refuse_shapeless(places: list[Place]) -> None:
 
 
 def _is_flattened(place: Place) -> bool:
-    matrix = place.local == "weight" and kind(type(place.module)) in ("linear", "embedding", "conv1d")
+    matrix = place.local == "weight" and kind(place.module) in ("linear", "embedding", "conv1d")
     return matrix or place.local in ("_flat_param", "flat_param")
 
 
 def _decide(place: Place, places: Places, tables: Tables, policy: GroupPolicy) -> Decision:
     """Return the decision for one parameter, before overrides."""
     parameter, name, module = place.parameter, place.name, place.module
-    key, stored = id(parameter), kind(type(module))
+    key, stored = id(parameter), kind(module)
     if parameter.ndim < 2:
         return Decision(name, parameter, "vector", "fewer than two dimensions")
     if "lora" in name and not _ADAPTERS.isdisjoint(name.split(".")):
@@ -165,7 +163,7 @@ def _bare(place: Place, tables: Tables, policy: GroupPolicy) -> Decision:
         return Decision(name, parameter, "vector", f"{named}: a bias, gain or state-space coefficient")
     if meant == "table":
         return Decision(name, parameter, "embed", f"{named}: a table")
-    if kind(type(place.module)) == "embedding" and meant != "map":
+    if kind(place.module) == "embedding" and meant != "map":
         return Decision(name, parameter, "embed", f"table of {type(place.module).__name__}")
     if sum(size > 1 for size in parameter.shape) < 2:
         return Decision(name, parameter, "vector", "one row or one column")

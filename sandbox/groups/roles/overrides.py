@@ -6,6 +6,7 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
@@ -41,7 +42,8 @@ def _matcher(pattern: str) -> Callable[[str, nn.Parameter], bool]:
     if _PREDICATE.fullmatch(pattern):
         module, _, function = pattern.partition(":")
         try:
-            return functools.reduce(getattr, function.split("."), importlib.import_module(module))
+            predicate: Any = importlib.import_module(module)
+            return functools.reduce(getattr, function.split("."), predicate)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"the predicate {pattern!r} of an override cannot be imported: {error}") from None
     try:

@@ -102,12 +102,16 @@ def words(name: str) -> tuple[str, ...]:
     return tuple(word for word in re.split(r"[_\W\d]+", split.lower()) if word)
 
 
-@functools.lru_cache(maxsize=4096)
-def kind(cls: type[nn.Module]) -> str:
-    """Return what a module is, by its class first and by the last word of the class's name second.
+def kind(module: nn.Module) -> str:
+    """Return what a module is: by its class, or else by the last word of the class's name.
 
-    One of embedding, linear, conv1d (stores (in, out)), convolution, norm, custom.
+    One of embedding, linear, conv1d (it stores (in, out)), convolution, norm, custom.
     """
+    return _kind(type(module))  # type: ignore[arg-type]  # mypy takes a class's __hash__ for that of its instances
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(cls: type[nn.Module]) -> str:
     for base, name in _KINDS.items():
         if issubclass(cls, base):
             return name

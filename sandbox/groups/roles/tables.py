@@ -40,7 +40,7 @@ def find_tables(places: Places) -> Tables:
     tokens: dict[tuple[int, ...], int] = {}  # shape of a token table -> how deep in the model it sits
     every = [place for place in (*places.first, *itertools.chain(*places.also.values())) if place.parameter.ndim == 2]
     for place in every:
-        key, stored = id(place.parameter), kind(type(place.module))
+        key, stored = id(place.parameter), kind(place.module)
         if place.local == "weight" and stored == "embedding":
             inputs.setdefault(key, f"table of {type(place.module).__name__}")
         bare = stored == "custom" and meaning(place) == "table"
@@ -50,7 +50,7 @@ def find_tables(places: Places) -> Tables:
             tokens[shape] = min(tokens.get(shape, depth), depth)
     rows = frozenset(rows for rows, _ in tokens)
     heads = dict.fromkeys(_accessors(places, "get_output_embeddings"), "output embedding by get_output_embeddings")
-    others = [p for p in every if id(p.parameter) not in inputs and kind(type(p.module)) in LINEAR]
+    others = [p for p in every if id(p.parameter) not in inputs and kind(p.module) in LINEAR]
     heads = _named(others, rows, known=bool(heads)) | heads
     return Tables(inputs, heads or _shaped(others, tokens), rows)
 
@@ -67,7 +67,7 @@ def _accessors(places: Places, accessor: str) -> set[int]:
                 continue  # so does Hugging Face where a model has no text
             weight = table if isinstance(table, nn.Parameter) else getattr(table, "weight", None)
             if isinstance(weight, nn.Parameter) and weight.ndim == 2:
-                patches = accessor == "get_input_embeddings" and kind(type(table)) not in ("embedding", "custom")
+                patches = accessor == "get_input_embeddings" and kind(table) not in ("embedding", "custom")
                 if not patches:  # a vision model's "input embedding" is a linear layer over pixels
                     tables.add(id(weight))
     return tables
@@ -104,14 +104,14 @@ def _shaped(places: list[Place], tokens: dict[tuple[int, ...], int]) -> dict[int
     """
     shape = max(tokens, default=(0, 0))
     fitting = (p for p in places if tuple(p.parameter.shape) == shape and shape[0] != shape[1])
-    found = [p for p in fitting if not p.inside and len(p.path) <= tokens[shape] and kind(type(p.module)) == "linear"]
+    found = [p for p in fitting if not p.inside and len(p.path) <= tokens[shape] and kind(p.module) == "linear"]
     return {id(place.parameter): "of the embedding's shape, outside the repeated blocks" for place in found}
 
 
 def fan(place: Place, rows: frozenset[int] = frozenset()) -> tuple[int, int]:
     """Return the true (fan_out, fan_in) of a matrix, whichever way it is stored; ``rows`` tell which is a head's."""
     first, second = place.parameter.shape[-2:]
-    stored = kind(type(place.module))
+    stored = kind(place.module)
     turned = stored == "conv1d" or getattr(place.module, "is_transposed", None) is True
     turned = turned or (stored == "custom" and first not in rows and second in rows)
     return (second, first) if turned else (first, second)
