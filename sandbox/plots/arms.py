@@ -76,7 +76,8 @@ def varying(frame: pd.DataFrame, x: str | None = None) -> list[str]:
     """
     found = [c for c in frame.columns if ("." in c or c in _UNDOTTED) and c != x]
     values = frame[found + ([x] if x else [])].astype(str).drop_duplicates()
-    found.sort(key=lambda c: not any(plain(v) in NAMES for v in values[c].unique()))
+    optimizers = {c for c in found if any(plain(v) in NAMES for v in values[c].unique())}
+    found.sort(key=lambda c: c not in optimizers)
 
     def distinct(*columns: str) -> int:
         return len(values[list(columns)].drop_duplicates()) if columns else 1

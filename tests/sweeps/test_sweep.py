@@ -17,6 +17,7 @@ import sandbox as sb
 from helpers.sweeps import same
 from sandbox.config import Factory
 from sandbox.records.files import record_path
+from sandbox.records.store import Store
 from sandbox.sweeps import executors
 from sandbox.sweeps.executors import Slots, slot_environments
 
@@ -212,6 +213,9 @@ def test_a_killed_worker_costs_one_run(tiny, tmp_path):
 @needs_two_cores
 def test_an_observer_that_raises_ends_the_workers(tiny, endless, tmp_path):
     def stop(record):
+        until = time.monotonic() + 60
+        while not Store(tmp_path).held(endless.hash) and time.monotonic() < until:
+            time.sleep(0.05)  # the other worker may still be starting
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
