@@ -1,4 +1,4 @@
-"""The command line, for servers without a browser: ``python -m sandbox figures``, ``sweep`` and ``table``."""
+"""The command line, for servers without a browser: ``python -m sandbox figures``, ``sweep``, ``table``, ``train``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--workers", type=int, help="processes; default: as many as there is room for")
     command.add_argument("--keep", type=Path, metavar="FOLDER", help="also write the records of each study to one file")
     command = commands.add_parser("sweep", help="train the runs of a JSON file that a store does not hold yet")
-    command.add_argument("spec", type=Path, help='{"base": {...}, "axes": {"seed": [0, 1]}}, see sandbox/spec.py')
+    command.add_argument("spec", type=Path, help='{"base": {...}, "axes": {"seed": [0, 1]}}, see notebook 05.00')
     command.add_argument("--store", default="runs", help="folder of runs; default: runs")
     command.add_argument("--workers", type=int, help="processes; default: as many as there is room for")
     command.add_argument("--retry", nargs="+", default=(), choices=RETRIED, help="statuses to run again")
@@ -97,9 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("store", help="folder of runs, or a .jsonl file")
     command.add_argument("--csv", action="store_true", help="comma-separated values")
     command = commands.add_parser("train", help="train the run in a JSON file; on a mesh, under torchrun")
-    command.add_argument("run", type=Path, help="what RunConfig.to_dict() gives, as JSON")
+    command.add_argument("run", type=Path, help="RunConfig.to_dict() as JSON")
     command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the record; default: runs")
-    command.add_argument("--checkpoints", type=Path, help="folder; default: one of the run's own")
+    command.add_argument("--checkpoints", type=Path, help="folder; default: the run's own")
     command.add_argument("--wait", type=float, default=TIMEOUT, help="seconds that a rank waits for the others")
     command.add_argument("--watched", type=int, help=argparse.SUPPRESS)  # by the launcher with this process id
     return parser

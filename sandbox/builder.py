@@ -1,4 +1,4 @@
-"""The reference module's contract, where code written against it looks; the room itself is ``groups.builder``."""
+"""The reference module's contract under its short name. The code is in ``groups.builder``."""
 
 from typing import Any
 
@@ -25,5 +25,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return any other name of the room, ``_import_error`` among them, which it finds out when asked."""
+    """Return any other name of that module, such as ``_import_error``, which is found when it is asked for."""
     return getattr(_room, name)

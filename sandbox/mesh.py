@@ -1,4 +1,4 @@
-"""Mesh resolution, where code written against the reference module looks; the room itself is ``groups.mesh``."""
+"""Mesh resolution under its short name. The code is in ``groups.mesh``."""
 
 from .groups.mesh import MeshShape, get_dion_mesh, parameter_mesh, refuse_whole
 

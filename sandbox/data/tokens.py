@@ -1,4 +1,4 @@
-"""Corpus -> ``Tokens``: a text as ids in two splits, made once and kept in the user's cache directory."""
+"""Corpus -> ``Tokens``: a text as ids in two splits, computed once and kept in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Tokens:
 
     train: Ids
     val: Ids
-    vocab_size: int  # ids of the tokenizer; of .bin shards the largest id found, plus 1
-    bytes_per_token: float  # original bytes of UTF-8 in the validation split over its tokens; NaN for .bin shards
+    vocab_size: int  # number of ids; for .bin shards the largest id found, plus 1
+    bytes_per_token: float  # bytes of UTF-8 per token, over the validation split; NaN for .bin shards
     corpus_hash: str  # sha256 of the corpus; for .bin shards see shards.survey
     tokenizer_hash: str  # sha256 of the tokenizer's pieces; "" for .bin shards
     tokenizer: Tokenizer | None  # None for .bin shards
@@ -123,8 +123,8 @@ def _tokenize(train: list[bytes], val: list[bytes], vocab_size: int) -> dict[str
 def _cached(key: str, build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return what ``build`` returns, from the user's cache directory if it is there.
 
-    A file is the sha256 of the rest, which is an .npz; a damaged one is built anew. Two processes may build at once:
-    each writes a file of its own and renames it, and both hold the same.
+    A file holds a sha256 and then an .npz; where the two do not fit, it is built again. Two processes may build at
+    once: each writes its own file and renames it, and both files hold the same.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     path = Path(base, "dion-sandbox", f"{_sha256(key.encode()).hex()[:32]}.tokens")
@@ -134,7 +134,7 @@ def _cached(key: str, build: Callable[[], dict[str, np.ndarray]]) -> dict[str, n
             return dict(np.load(io.BytesIO(stored[32:])))
     arrays, npz = build(), io.BytesIO()
     np.savez(npz, allow_pickle=False, **arrays)
-    with contextlib.suppress(OSError):  # a cache is a convenience: a full or read-only disk is no reason to stop
+    with contextlib.suppress(OSError):  # the cache only saves time, so a full or read-only disk stops nothing
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             new = Path(folder, "new")

@@ -1,7 +1,7 @@
 """The optimizers of https://github.com/microsoft/dion, where that package is installed: ``backend="dion"``.
 
-No package index has it, and the name ``dion`` is unclaimed there: it is only ever named with its git address. Facts
-about its constructors and its handling of rates are of commit 0a059a4542e5aa74b40dcd1dce363836c7afcd48.
+It is on no package index, and there the name ``dion`` belongs to nobody, so every install line here has the git
+address. Facts about its constructors and rates are those of commit 0a059a4542e5aa74b40dcd1dce363836c7afcd48.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INSTALL = 'pip install "dion @ git+https://github.com/microsoft/dion.git@0a059a4
 
 _COMMON = ("lr", "weight_decay", "betas", "epsilon")
 _ITERATED = (*_COMMON, "adjust_lr", "flatten", "use_triton", "use_polar_express")
-_ARGUMENTS = {  # config -> name of upstream's class, and the fields that are its constructor's arguments
+_ARGUMENTS = {  # config -> upstream's class, and the config fields that its constructor takes
     MuonConfig: ("Muon", (*_ITERATED, "cautious_wd", "mu", "nesterov")),
     NorMuonConfig: ("NorMuon", (*_ITERATED, "cautious_wd", "mu", "nesterov", "muon_beta2")),
     Dion2Config: ("Dion2", (*_ITERATED, "fraction", "ef_decay", "selection_scope")),
@@ -36,13 +36,13 @@ def load() -> ModuleType:
     """Return upstream's module.
 
     Raises:
-        RuntimeError: it is missing, does not import, or is another package of that name; with the install line.
+        RuntimeError: it is missing, does not import, or is another package; the message has the install line.
     """
     try:
-        with warnings.catch_warnings():  # its decorators import torch's compiler, which warns of torch's own past
+        with warnings.catch_warnings():  # it imports torch's compiler, which warns about torch's own deprecations
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module("dion")
-    except Exception as error:  # triton and CUDA set-ups raise all kinds
+    except Exception as error:  # a broken triton or CUDA raises errors of many types
         raise RuntimeError(f"backend='dion' needs microsoft/dion, which did not import ({error}): {INSTALL}") from error
     for name, _ in _ARGUMENTS.values():
         cls = getattr(module, name, None)
@@ -63,7 +63,7 @@ def available() -> bool:
 
 
 def commit() -> str | None:
-    """Return the commit that pip installed upstream from, its version if pip noted none, None without upstream."""
+    """Return the commit from which pip installed upstream, else its version; None where it is not installed."""
     try:
         distribution = importlib.metadata.distribution("dion")
     except importlib.metadata.PackageNotFoundError:
@@ -77,14 +77,14 @@ def build(
     param_groups: Sequence[Mapping[str, Any]],
     mesh_kwargs: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
-    """Return upstream's optimizer for ``config``. Its orthogonalization is in bfloat16 whatever the config says.
+    """Return upstream's optimizer for ``config``. It orthogonalizes in bfloat16, whatever the config says.
 
-    Upstream turns a group's rate into a float32 tensor, which a schedule that keeps the first rate would alter in
-    place; here it is a plain number again after every call. With ``no_compile`` this optimizer steps eagerly.
+    Upstream turns a group's rate into a float32 tensor, which a schedule would then change in place. Here the rate is a
+    plain number again after every call. With ``no_compile`` the optimizer steps eagerly.
 
     Raises:
-        RuntimeError: upstream is missing.
-        ValueError: an option that upstream would silently ignore.
+        RuntimeError: upstream is not installed.
+        ValueError: an option that upstream would ignore without a word.
     """
     name, arguments = _ARGUMENTS[type(config)]
     module = load()
@@ -98,7 +98,7 @@ def build(
 
 
 def _group(group: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return a copy with upstream's spelling of ``betas`` and ``eps``, which it would ignore."""
+    """Return a copy with ``betas`` and ``eps`` in upstream's spelling; it would ignore them otherwise."""
     group = dict(group)
     if group.pop("transposed", False):
         raise ValueError(
@@ -113,15 +113,15 @@ def _group(group: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 @functools.cache
 def _adapted(cls: type[torch.optim.Optimizer], *, eager: bool) -> type[torch.optim.Optimizer]:
-    """Return a subclass that leaves the rates as they were given, and whose step runs without the compiler if asked.
+    """Return a subclass that keeps the rates as they were given and, if ``eager``, steps without the compiler.
 
-    ``torch.compiler.disable`` does not reach functions that are compiled by decoration, as upstream's are; the stance
-    does, and holds while the optimizer's own code runs: not in the closure, not after.
+    Upstream compiles functions by decorators, which ``torch.compiler.disable`` does not reach. The compiler's stance
+    does reach them. It is set only while the optimizer's own code runs, not in the closure and not afterwards.
     """
     run = cls.step
     stance = functools.partial(torch.compiler.set_stance, "force_eager") if eager else contextlib.nullcontext
 
-    @functools.wraps(cls.step)  # with the mark by which torch knows that it has added its hooks
+    @functools.wraps(cls.step)  # copies the mark that torch set when it added its hooks
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:

@@ -1,4 +1,4 @@
-"""The one shell of the family: groups, state, batching and the step. The rules themselves are pure functions."""
+"""What the four optimizers share: groups, state, batching and the step. The rules themselves are pure functions."""
 
 from __future__ import annotations
 
@@ -16,45 +16,57 @@ from .orthogonalize import Method, default_dtype, orthogonalize_all
 from .scalar import adamw_, decay_, lion_
 
 Orthogonalize = Callable[[list[Tensor]], list[Tensor]]  # stacks (N, m, n) -> as many of the same shapes
+KERNELS = ("use_triton", "use_gram_newton_schulz", "triton_post_ortho")  # upstream's switches for its GPU kernels
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class DionFamily(torch.optim.Optimizer):
     """What Muon, NorMuon, Dion2 and Dion share.
 
-    A group names its rule by ``algorithm``: this optimizer's own (the default), ``"adamw"`` or ``"lion"``. It may hold
-    every constructor argument that is not about the whole optimizer; ``num_heads`` and ``split_sizes`` where the rule
-    takes them; ``transposed`` (the weight is stored fan_in x fan_out); ``role``, ``param_names``, ``initial_lr``.
-    ``betas`` and ``eps`` are translated to ``beta1``, ``beta2``, ``epsilon``; any other key is an error. Rates and
-    decays stay plain numbers; a scheduler changes ``group["lr"]``.
+    Each group names its rule by ``algorithm``: this optimizer's own (the default), ``"adamw"`` or ``"lion"``. A group
+    may also hold:
 
-    State exists for every parameter from construction, in its dtype, under upstream's names: ``momentum``;
+    - every constructor argument that is not about the optimizer as a whole (``lr``, ``weight_decay``, ...);
+    - ``num_heads`` and ``split_sizes``, where the rule takes them;
+    - ``transposed``: the weight is stored fan_in x fan_out;
+    - ``role``, ``param_names`` and ``initial_lr``, which change no update.
+
+    ``betas`` and ``eps`` are translated to ``beta1``, ``beta2`` and ``epsilon``. Any other key is an error. Rates and
+    decays are plain numbers; a scheduler changes ``group["lr"]``.
+
+    Every parameter has its state from the start, in the parameter's dtype and under upstream's names: ``momentum``;
     ``variance`` and ``step_dev`` (steps taken, 0-d float32) for AdamW; ``variance_neuron`` for NorMuon; ``Q`` for Dion.
     """
 
     algorithm: ClassVar[str]  # the matrix rule
     splits: ClassVar[tuple[str, ...]] = ()  # which of num_heads and split_sizes it takes
-    extras: ClassVar[tuple[str, ...]] = ()  # state that a matrix's owner needs beside what was accumulated
-    returned: ClassVar[tuple[str, ...]] = ()  # state that comes back from it
-    own: ClassVar[tuple[str, ...]] = (  # what a copy keeps
+    extras: ClassVar[tuple[str, ...]] = ()  # state that the owner of a matrix needs
+    returned: ClassVar[tuple[str, ...]] = ()  # state that the owner sends back
+    own: ClassVar[tuple[str, ...]] = (  # attributes that a copy or a pickle keeps
         *("_dtype", "_method", "_function", "_options", "_numbers", "_ranks", "_owners"),
     )
 
     def _set_up(
         self,
         params: Any,
-        *,
         mesh: Any,
-        kernels: Mapping[str, bool],
-        defaults: dict[str, Any],
+        *,
         use_polar_express: bool = True,
         newton_schulz_func: Callable[..., Tensor] | None = None,
         orthogonalize_dtype: str = "auto",
+        **options: Any,
     ) -> None:
-        """Check all arguments, then hand the groups to torch, which calls ``add_param_group`` for each."""
+        """Check all arguments, then hand the groups to torch, which calls ``add_param_group`` for each.
+
+        ``options`` are the defaults of what a group may hold, and upstream's switches for GPU kernels, which must be
+        off.
+        """
         name = type(self).__name__
-        for switch in (switch for switch, on in kernels.items() if on):
-            raise ValueError(f"{name}: {switch}=True was given, a GPU kernel of upstream's; use backend='dion' for it")
+        for switch in KERNELS:
+            if options.pop(switch, False):
+                raise ValueError(
+                    f"{name}: {switch}=True was given, a GPU kernel of upstream's; use backend='dion' for it"
+                )
         self._ranks, self._owners = sharded.ranks_of(mesh, name), None
         if orthogonalize_dtype not in DTYPES:
             raise ValueError(
@@ -68,9 +80,9 @@ class DionFamily(torch.optim.Optimizer):
         self._method: Method = "polar_express" if use_polar_express else "newton_schulz"
         self._function = newton_schulz_func
         self._numbers: dict[Tensor, int] = {}
-        self._options = frozenset(defaults) - {"betas"} | {"beta1", "beta2", "transposed", *self.splits}
-        defaults = translate(defaults, self._options, where=name)
-        super().__init__(params, {**defaults, "algorithm": self.algorithm, "step": 0})
+        self._options = frozenset(options) - {"betas"} | {"beta1", "beta2", "transposed", *self.splits}
+        options = translate(options, self._options, where=name)
+        super().__init__(params, {**options, "algorithm": self.algorithm, "step": 0})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle takes along: torch's own part and ours."""
@@ -80,8 +92,8 @@ class DionFamily(torch.optim.Optimizer):
         """Add a group (copied, not kept) and create the state of its parameters.
 
         Raises:
-            ValueError: an unknown key or algorithm, a value that is not allowed, a parameter that the rule cannot take
-                or that is there twice.
+            ValueError: an unknown key or algorithm; a value that is not allowed; a parameter that the rule cannot take,
+                or that the group holds twice.
         """
         where = f"{type(self).__name__} group {len(self.param_groups)}"
         group = translate(param_group, self._options, where=where)
@@ -97,12 +109,12 @@ class DionFamily(torch.optim.Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        self._owners = None  # shared out anew at the next step
+        self._owners = None  # the next step assigns owners again
         for p in self.param_groups[-1]["params"]:
             self.state[p] = self._new_state(p, self.param_groups[-1], self._number(p))
 
     def _new_state(self, p: Tensor, group: dict[str, Any], number: int) -> dict[str, Tensor]:
-        """Return the state of a parameter, the optimizer's ``number``-th, before its first step."""
+        """Return the state of a parameter before its first step; ``number`` counts parameters from 0."""
         state = {"momentum": torch.zeros_like(p, requires_grad=False)}
         if group["algorithm"] == self.algorithm:
             more = self._matrix_state(p, group, number)
@@ -113,22 +125,25 @@ class DionFamily(torch.optim.Optimizer):
         return state
 
     def _matrix_state(self, p: Tensor, group: dict[str, Any], number: int) -> dict[str, Tensor]:
-        """Return what a matrix has beside its momentum, whole."""
+        """Return the state that a matrix has besides its momentum, uncut."""
         return {}
 
     def _accumulate(
         self, gradients: list[Tensor], momenta: list[Tensor], group: dict[str, Any]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what the directions come from and the next momenta: the elementwise part of the rule, any shapes."""
+        """Return what the directions are computed from, and the next momenta.
+
+        This is the elementwise part of the rule, so the tensors may have any shapes.
+        """
         total = lists.add(momenta, gradients)
         return total, total
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load, as a copy, a state of this class or of upstream's class of the same name.
+        """Load a copy of a state that this class, or upstream's class of the same name, has saved.
 
         Raises:
-            ValueError: groups of other sizes or algorithms, or a state tensor of another shape, than this optimizer's;
-                nothing is changed then.
+            ValueError: its groups have other sizes or algorithms than here, or a state tensor has another shape.
+                Nothing is changed then.
         """
         _refuse_unlike(self.param_groups, self.state, state_dict)
         before = self.param_groups
@@ -150,7 +165,7 @@ class DionFamily(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the gradients at hand; parameters without one keep value and state. Return the loss.
+        """Take one step and return the closure's loss. A parameter without a gradient keeps its value and state.
 
         Raises:
             NonFiniteGradient: before anything is changed.
@@ -184,7 +199,7 @@ class DionFamily(torch.optim.Optimizer):
                 lists.add_(batch.x, direction, alpha=-lr * scale(batch.shape, group.get("adjust_lr", "spectral_norm")))
 
     def _solve(self, bundle: list[matrices.Batch], ahead: list[Tensor], group: dict[str, Any]) -> list[list[Tensor]]:
-        """Return the directions of each batch, given what was accumulated for all of them, and set their new state."""
+        """Return the directions of each batch from what was accumulated for all of them, and write their new state."""
         rest = iter(ahead)
         stacks = [matrices.stack(list(itertools.islice(rest, len(b.x))), b.shape) for b in bundle]
         old = [batch.old(self.extras) for batch in bundle]
@@ -197,7 +212,7 @@ class DionFamily(torch.optim.Optimizer):
     def _directions(
         self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
     ) -> tuple[list[Tensor], Sequence[dict[str, Tensor]]]:
-        """Return the directions and the next state of stacks of matrices, one a shape: the rule itself."""
+        """Return the directions and the next state of stacks of matrices, one stack a shape. This is the rule."""
         raise NotImplementedError
 
     def _orthogonalizer(self, group: dict[str, Any]) -> Orthogonalize:
@@ -218,7 +233,7 @@ class DionFamily(torch.optim.Optimizer):
         return lambda us: [custom(u) for u in us]
 
     def _step_scalars(self, group: dict[str, Any], state: Mapping[Tensor, dict[str, Tensor]] | None = None) -> None:
-        """Update an AdamW or Lion group, each dtype and device at once; ``state``: another than the optimizer's own."""
+        """Update an AdamW or Lion group, one dtype and device at a time; ``state`` replaces the optimizer's."""
         state = self.state if state is None else state
         kinds: dict[Any, list[Tensor]] = {}
         for p in group["params"]:

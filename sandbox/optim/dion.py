@@ -21,10 +21,10 @@ def dion_update(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Dion's direction and the next momentum, ``(N, m, n)``, and the next right factor Q, ``(N, min, r)``.
 
-    M has the gradient added already. With the longer side first: P an orthonormal basis of M Q; R = M^T P;
-    M <- M - (1 - mu) P R^T; Q <- R with unit columns; O = P Q^T (arXiv 2504.05295, Algorithm 1). Where M has less than
-    r directions, the columns of P that carry nothing become 0 and those of Q stay. Computed in float32 at least,
-    whatever the dtype of the state.
+    The gradient is already in M. With the longer side first: P is an orthonormal basis of M Q; R = M^T P;
+    M <- M - (1 - mu) P R^T; Q <- R with unit columns; O = P Q^T (arXiv 2504.05295, Algorithm 1). Where M has fewer than
+    r directions, the columns of P that hold only round-off become 0 and those of Q stay. The arithmetic is in float32
+    at least, whatever the dtype of the state.
     """
     if momentum.shape[-2] < momentum.shape[-1]:
         o, m, q = dion_update(momentum.mT, q, mu=mu, epsilon=epsilon, power_iters=power_iters)
@@ -39,7 +39,7 @@ def dion_update(
 
 
 def _power_step(momentum: Tensor, q: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return P, R and the next Q of ``(N, m, n)`` with m >= n; epsilon is the least divisor."""
+    """Return P, R and the next Q for momenta ``(N, m, n)`` with m >= n; norms below epsilon count as epsilon."""
     p, carries = basis(momentum @ q)
     r = momentum.mT @ p
     norms = torch.linalg.vector_norm(r, dim=-2, keepdim=True)
@@ -47,11 +47,11 @@ def _power_step(momentum: Tensor, q: Tensor, epsilon: Tensor) -> tuple[Tensor, T
 
 
 def basis(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an orthonormal basis P of the columns of ``(N, m, r)``, and ``(N, 1, r)``: which columns of P are of it.
+    """Return an orthonormal basis P of the columns of y ``(N, m, r)``, and which columns of P are in it ``(N, 1, r)``.
 
-    Where y has less than r directions, QR fills up with columns that are round-off (and lean into the others by up to
-    a thousand times that). A row of its triangle that is suspiciously small tells of it; the triangle's singular
-    values, which no ordering of columns blurs, then say what is round-off, and it is projected out.
+    Where y has fewer than r directions, QR fills P up with columns of round-off, which are not quite orthogonal to the
+    others. A very small row of the triangle is the sign of it. The singular values of the triangle do not depend on the
+    order of the columns; they say how many directions are round-off, and those are projected out.
     """
     p, triangle = torch.linalg.qr(y)
     epsilon = torch.finfo(y.dtype).eps
@@ -67,10 +67,11 @@ def basis(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _one_mesh(replicate: Any, outer: Any, inner: Any, *, sync: bool) -> Any:
-    """Return the one mesh that the work is shared over: the outer shard mesh, else the replicate mesh.
+    """Return the one mesh over which the work is shared: the outer shard mesh, else the replicate mesh.
 
     Raises:
-        ValueError: tensor parallelism; a replicate mesh over which this optimizer would have to average gradients.
+        ValueError: an inner shard mesh (tensor parallelism), or a replicate mesh over which the optimizer would have to
+            average gradients itself.
     """
     wide = {
         name: mesh
@@ -91,9 +92,10 @@ class Dion(DionFamily):
     """Dion for matrix groups, AdamW or Lion for groups that name them, in one optimizer.
 
     Arguments are upstream's (https://github.com/microsoft/dion, ``dion/dion.py``), then ``flatten``, ``cautious_wd``
-    and ``seed``, of the private generator that draws the first Q. The basis is always an exact Householder QR:
-    ``qr_method`` names a way to the same basis (up to signs, which cancel), ``rcqr_oversample`` and
-    ``cqr_warmup_steps`` are details of that way. ``DionFamily`` says what else a group may hold and what is refused.
+    and ``seed``, which seeds the private generator that draws the first Q. ``qr_method``, ``rcqr_oversample`` and
+    ``cqr_warmup_steps`` are taken so that upstream's calls work, but change nothing: they name faster ways to the same
+    basis (up to signs, which cancel), and here the basis always comes from an exact Householder QR. ``DionFamily`` says
+    what else a group may hold and what is refused.
     """
 
     algorithm = "dion"
@@ -129,21 +131,17 @@ class Dion(DionFamily):
             raise ValueError("Dion: mixed_precision_config was given; native state has the dtype of its parameter")
         self._seed = seed
         self._set_up(
-            params,
-            mesh=_one_mesh(replicate_mesh, outer_shard_mesh, inner_shard_mesh, sync=replicate_mesh_grad_sync),
-            kernels={},
-            defaults={
-                "lr": lr, "mu": mu, "betas": betas, "weight_decay": weight_decay, "cautious_wd": cautious_wd,
-                "epsilon": epsilon, "rank_fraction": rank_fraction, "rank_multiple_of": rank_multiple_of,
-                "power_iters": power_iters, "qr_method": qr_method, "oversample": rcqr_oversample, "flatten": flatten,
-            },
+            params, _one_mesh(replicate_mesh, outer_shard_mesh, inner_shard_mesh, sync=replicate_mesh_grad_sync),
+            lr=lr, mu=mu, betas=betas, weight_decay=weight_decay, cautious_wd=cautious_wd, epsilon=epsilon,
+            rank_fraction=rank_fraction, rank_multiple_of=rank_multiple_of, power_iters=power_iters,
+            qr_method=qr_method, oversample=rcqr_oversample, flatten=flatten,
         )  # fmt: skip
 
     def synchronize_for_checkpoint(self) -> None:
-        """Do nothing: on one process all state is the same already. Here so that upstream's callers need no change."""
+        """Do nothing, since every rank's state is already what a checkpoint needs; upstream's callers may call it."""
 
     def _matrix_state(self, p: Tensor, group: dict[str, Any], number: int) -> dict[str, Tensor]:
-        """Return Q, ``(..., shorter side, rank)``, Gaussian from a generator of the parameter's own."""
+        """Return Q, ``(..., shorter side, rank)``, Gaussian, drawn from a private generator for each parameter."""
         *batch, m, n = (p.shape[0], p[0].numel()) if group["flatten"] and p.ndim > 2 else p.shape
         multiple = group["rank_multiple_of"]
         rank = min(multiple * math.ceil(group["rank_fraction"] * min(m, n) / multiple), m, n)

@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 def select(momentum: Tensor, fraction: float) -> tuple[int, Tensor]:
-    """Return the dim that is chosen from and the chosen indices, ``(N, k, 1)`` or ``(N, 1, k)``, in rising order.
+    """Return the dim to choose along, and the chosen indices in rising order, ``(N, k, 1)`` or ``(N, 1, k)``.
 
-    The ceil(fraction * size) rows of largest L1 norm where rows are no more than columns, else columns.
+    Chosen are the k = ceil(fraction * size) rows of largest L1 norm; columns where there are fewer columns than rows.
     """
     m, n = momentum.shape[-2:]
     dim, other = (-2, -1) if m <= n else (-1, -2)
@@ -33,7 +33,8 @@ def dion2_update(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return Dion2's directions, zero outside the chosen rows, and the next momenta, all stacks ``(N, m, n)``.
 
-    M has the gradient added already; K the chosen rows; O[K] = orth(M[K]); M[K] <- ef_decay M[K] (error feedback).
+    The gradient is already in M. With K the chosen rows: O[K] = orth(M[K]), then M[K] <- ef_decay M[K] (the error
+    feedback: what was used fades, what was not stays).
     """
     places = [select(momentum, fraction) for momentum in momenta]
     chosen = [torch.take_along_dim(m, index, dim) for m, (dim, index) in zip(momenta, places, strict=True)]
@@ -49,8 +50,9 @@ class Dion2(DionFamily):
     """Dion2 for matrix groups, AdamW or Lion for groups that name them, in one optimizer.
 
     Arguments are upstream's (https://github.com/microsoft/dion, ``dion/dion2.py``) and ``cautious_wd``; every one can
-    also stand in a group. ``selection_scope`` says where sharded rows are chosen and changes nothing on one process;
-    ``verbose`` logs once, for each shape, what is chosen. ``DionFamily`` says what else a group may hold.
+    also stand in a group. ``selection_scope`` says whether the rows of a sharded matrix are chosen on each shard
+    ("local") or over the whole matrix ("global"); on one process the two are the same. ``verbose`` logs, once for each
+    shape, what is chosen. ``DionFamily`` says what else a group may hold.
     """
 
     algorithm = "dion2"
@@ -85,20 +87,11 @@ class Dion2(DionFamily):
         self._verbose = verbose
         self._shown: set[tuple[int, int]] = set()
         self._set_up(
-            params,
-            mesh=distributed_mesh,
-            kernels={
-                "use_triton": use_triton, "use_gram_newton_schulz": use_gram_newton_schulz,
-                "triton_post_ortho": triton_post_ortho,
-            },
-            defaults={
-                "lr": lr, "fraction": fraction, "ef_decay": ef_decay, "betas": betas, "weight_decay": weight_decay,
-                "cautious_wd": cautious_wd, "epsilon": epsilon, "adjust_lr": adjust_lr, "flatten": flatten,
-                "selection_scope": selection_scope,
-            },
-            use_polar_express=use_polar_express,
-            newton_schulz_func=newton_schulz_func,
-            orthogonalize_dtype=orthogonalize_dtype,
+            params, distributed_mesh, lr=lr, fraction=fraction, ef_decay=ef_decay, betas=betas,
+            weight_decay=weight_decay, cautious_wd=cautious_wd, epsilon=epsilon, adjust_lr=adjust_lr, flatten=flatten,
+            selection_scope=selection_scope, use_triton=use_triton, use_gram_newton_schulz=use_gram_newton_schulz,
+            triton_post_ortho=triton_post_ortho, use_polar_express=use_polar_express,
+            newton_schulz_func=newton_schulz_func, orthogonalize_dtype=orthogonalize_dtype,
         )  # fmt: skip
 
     def _directions(

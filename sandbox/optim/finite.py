@@ -1,4 +1,4 @@
-"""The rule for gradients that are not finite: the step is refused before anything is changed."""
+"""The check for gradients that are not finite: the step is refused before anything is changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from . import lists
 from .options import SCALAR
 
-MARGIN = 0.01  # of a dtype's largest number: beyond, momentum could overflow to inf, and inf - inf is nan
+MARGIN = 0.01  # of a dtype's largest number; beyond it momentum could overflow to inf, and inf - inf is nan
 SMALL = 2**12  # elements up to which a call costs more than its arithmetic
 
 
@@ -21,22 +21,22 @@ class NonFiniteGradient(ValueError):
 
 
 def name_of(group: Mapping[str, Any], i: int) -> str:
-    """Return what to call parameter ``i`` of a group in an error."""
+    """Return what an error calls parameter ``i`` of a group: its name where the group has names, else its number."""
     if "param_names" in group:
         return repr(group["param_names"][i])
     kind = group.get("role") or group.get("algorithm")
-    return f"parameter {i} of the {kind} group, shape {tuple(group['params'][i].shape)}"
+    return f"parameter {i} of the {kind} group"
 
 
 def check(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Return if every gradient is dense and finite; one transfer for each dtype and device, however many parameters.
+    """Return if every gradient is dense and finite. Costs one transfer for each dtype and device.
 
     Raises:
         NonFiniteGradient: naming the parameters.
         ValueError: a sparse gradient.
     """
     probes: dict[Any, list[Tensor]] = {}
-    for group in reversed(groups):  # what the step needs first is then still in the cache
+    for group in reversed(groups):  # so that what the step needs first is still in the cache
         elementwise = group["algorithm"] in SCALAR
         for kind, grads in _dense(group).items():
             probes.setdefault(kind, []).extend(_probe(grads, elementwise))
@@ -61,10 +61,10 @@ def _dense(group: Mapping[str, Any]) -> dict[tuple[torch.dtype, torch.device], l
 
 
 def _probe(grads: list[Tensor], elementwise: bool) -> Sequence[Tensor]:
-    """Return 0-d tensors, not finite where an entry of a gradient is not: Euclidean norms, or sums.
+    """Return 0-d tensors, Euclidean norms or sums, that are not finite where an entry of a gradient is not.
 
-    On a CPU a sum costs a third of a norm, which tells beside AdamW's one pass. Huge entries could cancel in it to the
-    last digit, but those that are finite are harmless there: no elementwise rule adds up more than two of them.
+    On a CPU a sum costs a third of a norm, which counts beside AdamW's single pass. Huge finite entries could cancel in
+    a sum, but they do no harm there: no elementwise rule adds up more than two of them.
     """
     if elementwise and grads[0].device.type == "cpu" and grads[0].dtype != torch.float16:
         small = [grad.flatten() for grad in grads if grad.numel() <= SMALL]
@@ -75,7 +75,7 @@ def _probe(grads: list[Tensor], elementwise: bool) -> Sequence[Tensor]:
 
 @functools.cache
 def _surely(dtype: torch.dtype) -> float:
-    """Return up to which value of a probe no entry can be near overflow; beyond, it takes a closer look."""
+    """Return the value of a probe below which no entry can be near overflow; above it the entries are looked at."""
     return min(1e19, MARGIN * torch.finfo(dtype).max)
 
 

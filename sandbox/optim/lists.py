@@ -17,7 +17,7 @@ def foreach(name: str) -> Callable[..., Any]:
 
 
 def loop(name: str) -> Callable[..., Any]:
-    """Return a function that calls the tensor method ``name`` on each of a list; arguments that are lists go along."""
+    """Return a function that calls the tensor method ``name`` on each tensor; list arguments give one item each."""
 
     def each(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         at = [[a[i] if isinstance(a, list | tuple) else a for a in args] for i in range(len(tensors))]

@@ -1,4 +1,4 @@
-"""A parameter as the matrices that its rule sees, and matrices of one shape as one batch."""
+"""Parameters as the matrices that a rule sees, and matrices of one shape as one batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from . import lists
 
-# Elements of a stack. On a CPU 2 MiB of float32 stay in the cache (a tenth faster than all 24 matrices of width 256 at
-# once); elsewhere 128 MiB bound what a step holds beside the state.
+# The most elements of a stack. On a CPU 2 MiB of float32 stay in the cache, which is a tenth faster than all 24
+# matrices of width 256 at once; elsewhere 128 MiB limit the memory that a step takes besides the state.
 LARGEST = {"cpu": 2**19}
 LARGEST_ELSEWHERE = 2**25
 SPLITS = ("num_heads", "split_sizes")
@@ -44,10 +44,10 @@ def check(parameter: Tensor, options: Mapping[str, Any], *, where: str) -> None:
 
 
 def views(tensor: Tensor, options: Mapping[str, Any]) -> list[Tensor]:
-    """Return the parts of a parameter, or of a state tensor with the same rows, that are updated apart, as views.
+    """Return, as views, the parts of a parameter (or of a state tensor with its rows) that are updated separately.
 
-    ``transposed``: the weight is stored fan_in x fan_out (Hugging Face's ``Conv1D``) and is seen turned;
-    ``num_heads``: one matrix a head; ``split_sizes``: one for each block of rows.
+    ``transposed``: the weight is stored fan_in x fan_out (Hugging Face's ``Conv1D``), so the view is its transpose.
+    ``num_heads``: one matrix for each head. ``split_sizes``: one for each block of rows.
     """
     if options.get("transposed"):
         tensor = tensor.mT
@@ -57,7 +57,7 @@ def views(tensor: Tensor, options: Mapping[str, Any]) -> list[Tensor]:
 
 
 def matrix_shape(view: Tensor, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape ``(..., fan_out, fan_in)`` that the rule sees: with ``flatten``, fan_out x (all the rest)."""
+    """Return the shape ``(..., fan_out, fan_in)`` that the rule sees; ``flatten`` makes it fan_out x (the rest)."""
     shape = tuple(view.shape)
     return (shape[0], view[0].numel()) if options["flatten"] and len(shape) > 2 else shape
 
@@ -72,7 +72,7 @@ class Batch:
     state: list[Mapping[str, Tensor]] = field(default_factory=list)  # and of their state
 
     def old(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of the state, stacked; not the momentum, whose shape may be another than the rule's."""
+        """Return some of the state, stacked; never the momentum, which has the weight's shape, not the rule's."""
         return {key: stack([state[key] for state in self.state]) for key in keys}
 
     def set(self, key: str, value: Tensor) -> None:
@@ -82,7 +82,7 @@ class Batch:
 
 
 def stack(tensors: Sequence[Tensor], shape: tuple[int, ...] | None = None) -> Tensor:
-    """Return ``(N, m, n)``, batch dimensions of a tensor in N; one alone is not copied, as no rule writes into it."""
+    """Return ``(N, m, n)``; batch dims of a tensor count into N. One alone is not copied, as no rule writes to it."""
     shaped = [t if shape in (None, t.shape) else t.reshape(shape) for t in tensors]
     stacked = torch.stack(shaped) if len(shaped) > 1 else shaped[0].unsqueeze(0)
     return stacked if stacked.ndim == 3 else stacked.flatten(0, -3)
@@ -97,7 +97,7 @@ def like(stacked: Tensor, targets: list[Tensor]) -> list[Tensor]:
 def batches(
     parameters: Iterable[Tensor], state: Mapping[Tensor, Mapping[str, Tensor]], options: Mapping[str, Any]
 ) -> Iterator[Batch]:
-    """Yield the batches of those parameters of a group that have a gradient and any elements."""
+    """Yield the batches of the parameters of a group; those without a gradient or without elements are left out."""
     open_: dict[Any, Batch] = {}
     whole = not any(options.get(key) for key in ("transposed", *SPLITS))
     for p in parameters:
@@ -121,7 +121,7 @@ def batches(
 def bundles(
     parameters: Iterable[Tensor], state: Mapping[Tensor, Mapping[str, Tensor]], options: Mapping[str, Any]
 ) -> Iterator[list[Batch]]:
-    """Yield those batches in bundles: small ones together, since each torch call costs more than its arithmetic."""
+    """Yield those batches in lists: small ones together, since each torch call costs more than its arithmetic."""
     bundle: list[Batch] = []
     size = 0
     for batch in batches(parameters, state, options):
@@ -138,7 +138,7 @@ def bundles(
 def _parts(
     p: Tensor, gradient: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> Iterable[tuple[Tensor, Tensor, Mapping[str, Tensor]]]:
-    """Return parameter, gradient and state of each part of a parameter."""
+    """Return the parameter, gradient and state of each separately updated part of a parameter."""
     # Q belongs to the matrix as a whole; all other state has the rows of the weight
     apart = [[t] if key == "Q" else views(t, options) for key, t in state.items()]
     own = (dict(zip(state, ts, strict=True)) for ts in zip(*apart, strict=True))

@@ -14,9 +14,9 @@ from .base import DionFamily, Orthogonalize
 def accumulate(
     gradients: list[Tensor], momenta: list[Tensor], *, mu: float, nesterov: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what Muon and NorMuon orthogonalize, and the next momenta; lists of any shapes.
+    """Return U, which Muon and NorMuon orthogonalize, and the next momenta M; lists of tensors of any shapes.
 
-    M <- mu M + G; U = mu M + G with Nesterov's look-ahead, else M. Muon's direction is orth(U).
+    M <- mu M + G. U is mu M + G with Nesterov's look-ahead, else M. Muon's direction is orth(U).
     """
     momenta = lists.add(gradients, momenta, alpha=mu)
     return lists.add(gradients, momenta, alpha=mu) if nesterov else momenta, momenta
@@ -54,16 +54,10 @@ class Muon(DionFamily):
     ) -> None:
         """Check everything, then create the state of every parameter."""
         self._set_up(
-            params,
-            mesh=distributed_mesh,
-            kernels={"use_triton": use_triton, "use_gram_newton_schulz": use_gram_newton_schulz},
-            defaults={
-                "lr": lr, "mu": mu, "betas": betas, "weight_decay": weight_decay, "cautious_wd": cautious_wd,
-                "epsilon": epsilon, "nesterov": nesterov, "adjust_lr": adjust_lr, "flatten": flatten,
-            },
-            use_polar_express=use_polar_express,
-            newton_schulz_func=newton_schulz_func,
-            orthogonalize_dtype=orthogonalize_dtype,
+            params, distributed_mesh, lr=lr, mu=mu, betas=betas, weight_decay=weight_decay, cautious_wd=cautious_wd,
+            epsilon=epsilon, nesterov=nesterov, adjust_lr=adjust_lr, flatten=flatten,
+            use_gram_newton_schulz=use_gram_newton_schulz, use_triton=use_triton, use_polar_express=use_polar_express,
+            newton_schulz_func=newton_schulz_func, orthogonalize_dtype=orthogonalize_dtype,
         )  # fmt: skip
 
     def _accumulate(
@@ -75,5 +69,5 @@ class Muon(DionFamily):
     def _directions(
         self, ahead: list[Tensor], state: list[dict[str, Tensor]], group: dict[str, Any], orthogonalize: Orthogonalize
     ) -> tuple[list[Tensor], Sequence[dict[str, Tensor]]]:
-        """Return the directions of stacks of matrices; no state beside the momentum."""
+        """Return the directions of stacks of matrices; Muon has no state besides the momentum."""
         return orthogonalize(ahead), [{}] * len(ahead)

@@ -18,9 +18,9 @@ GUARD = 1e-8  # added to the root of the second moment, as upstream has it
 def normuon_update(direction: Tensor, variance: Tensor, *, muon_beta2: float) -> tuple[Tensor, Tensor]:
     """Return NorMuon's direction ``(N, m, n)`` and the next variance ``(N, m, 1)``, from Muon's direction O.
 
-    v <- lerp(v, mean over a row of O^2, 1 - muon_beta2), from 0 and without bias correction;
-    O' = O / (sqrt(v) + 1e-8), rescaled to the Frobenius norm of O. Every row is thus multiplied with one number, so
-    both norms follow from the row means, and O is passed over twice only.
+    v <- lerp(v, mean over a row of O^2, 1 - muon_beta2), from 0 and without bias correction.
+    O' = O / (sqrt(v) + 1e-8), rescaled to the Frobenius norm of O.
+    Each row is multiplied with one number, so both norms follow from the rows' norms: O is read only twice.
     """
     rows = torch.linalg.vector_norm(direction, dim=-1, keepdim=True, dtype=wide(direction.dtype)).square()
     variance = torch.lerp(variance.to(rows.dtype), rows / direction.shape[-1], 1 - muon_beta2)
@@ -65,21 +65,14 @@ class NorMuon(DionFamily):
     ) -> None:
         """Check everything, then create the state of every parameter."""
         self._set_up(
-            params,
-            mesh=distributed_mesh,
-            kernels={"use_triton": use_triton, "use_gram_newton_schulz": use_gram_newton_schulz},
-            defaults={
-                "lr": lr, "mu": mu, "muon_beta2": muon_beta2, "betas": betas, "weight_decay": weight_decay,
-                "cautious_wd": cautious_wd, "epsilon": epsilon, "nesterov": nesterov, "adjust_lr": adjust_lr,
-                "flatten": flatten,
-            },
-            use_polar_express=use_polar_express,
-            newton_schulz_func=newton_schulz_func,
-            orthogonalize_dtype=orthogonalize_dtype,
+            params, distributed_mesh, lr=lr, mu=mu, muon_beta2=muon_beta2, betas=betas, weight_decay=weight_decay,
+            cautious_wd=cautious_wd, epsilon=epsilon, nesterov=nesterov, adjust_lr=adjust_lr, flatten=flatten,
+            use_gram_newton_schulz=use_gram_newton_schulz, use_triton=use_triton, use_polar_express=use_polar_express,
+            newton_schulz_func=newton_schulz_func, orthogonalize_dtype=orthogonalize_dtype,
         )  # fmt: skip
 
     def _matrix_state(self, p: Tensor, group: dict[str, Any], number: int) -> dict[str, Tensor]:
-        """Return one variance for each row that the rule sees, ``(..., fan_out, 1)``, stored as the weight is."""
+        """Return one variance for each row that the rule sees, ``(..., fan_out, 1)``, laid out as the weight is."""
         shape = list(p.shape)
         if group.get("transposed"):
             shape[-2] = 1

@@ -1,4 +1,4 @@
-"""What a parameter group may hold: names translated, values checked, everything else refused before any work starts."""
+"""What a parameter group may hold: names are translated, values checked, and all else is refused before any work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..fields import near
 
 SCALAR = ("adamw", "lion")
-# Keys of every group that are no option of a rule: what torch, its schedulers and our own ``builder`` leave there.
+# Keys that any group may hold and no rule reads: torch, its schedulers and our own builder write them.
 BOOKKEEPING = frozenset({"params", "param_names", "algorithm", "role", "reason", "initial_lr", "step"})
 _RANGES = {  # key -> smallest, largest, whether the ends themselves are allowed
     "lr": (0, math.inf, True, False),
@@ -89,10 +89,10 @@ def _checked(key: str, value: Any, where: str) -> Any:
 
 
 def scale(shape: tuple[int, ...], adjust_lr: str | None) -> float:
-    """Return what the rate of a fan_out x fan_in matrix is multiplied with (arXiv 2502.16982, 2.2; UPSTREAM's names).
+    """Return the factor on the rate of a fan_out x fan_in matrix (arXiv 2502.16982, section 2.2; upstream's names).
 
-    ``spectral_norm``: sqrt(fan_out / fan_in), the RMS-to-RMS operator norm of 1; ``rms_norm``: 0.2 sqrt(max), the RMS
-    of an AdamW update; None: 1.
+    ``spectral_norm``: sqrt(fan_out / fan_in), which gives the update an RMS-to-RMS operator norm of 1. ``rms_norm``:
+    0.2 sqrt(max(fan_out, fan_in)), which gives it the RMS of an AdamW update. None: 1.
     """
     fan_out, fan_in = shape[-2:]
     if adjust_lr is None:

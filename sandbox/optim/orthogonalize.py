@@ -1,7 +1,7 @@
 """The nearest semi-orthogonal matrix (polar factor), by a short polynomial iteration or exactly.
 
-An odd quintic p(x) = a x + b x^3 + c x^5 applied to the singular values drives each of them towards 1 and leaves the
-singular vectors alone; it needs matrix products only. Sources: https://kellerjordan.github.io/posts/muon (the idea),
+An odd quintic p(x) = a x + b x^3 + c x^5 on the singular values moves each of them towards 1 and keeps the singular
+vectors. It needs matrix products only. Sources: https://kellerjordan.github.io/posts/muon (the idea),
 arXiv 2505.16932 (Polar Express: the best coefficients for each of five steps), https://github.com/microsoft/dion.
 """
 
@@ -36,20 +36,20 @@ COEFFICIENTS = {
     ),
 }
 CONVERGENT = (15 / 8, -10 / 8, 3 / 8)  # the steps after the fifth: p(1) = 1, p'(1) = p''(1) = 0 (arXiv 2505.16932, 3.3)
-ELONGATED = 2  # longer over shorter side from which the small Gram matrix is cheaper; equal work would be at 1.5
-RENEW = 3  # steps on one Gram matrix
-ORDINARY = (1e-15, 1e15)  # norms whose squares, and the squares of whose entries, float32 can hold
+ELONGATED = 2  # longer over shorter side from which iterating on the small Gram matrix is cheaper (equal work: 1.5)
+RENEW = 3  # steps after which the Gram matrix is computed again
+ORDINARY = (1e-15, 1e15)  # norms for which float32 holds the squares of the norm and of the entries
 Coefficients = tuple[tuple[float, float, float], ...]
-SAFETY = {"polar_express": 1.02, "newton_schulz": 1.0}  # the norm is divided out with this margin
+SAFETY = {"polar_express": 1.02, "newton_schulz": 1.0}  # the matrix is divided by its norm times this
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return float64 for float64, float32 for every other floating dtype: what norms and bases are computed in."""
+    """Return the dtype for norms and bases: float64 for float64, float32 for every other floating dtype."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def default_dtype(matrices: Tensor) -> torch.dtype:
-    """Return the dtype to iterate in: bfloat16 where matrix units take it (CUDA), else float32; float64 stays."""
+    """Return the dtype to iterate in: bfloat16 on CUDA, which has units for it, else float32; float64 stays."""
     return (
         torch.bfloat16 if matrices.device.type == "cuda" and matrices.dtype != torch.float64 else wide(matrices.dtype)
     )
@@ -63,15 +63,15 @@ def orthogonalize(
     dtype: torch.dtype | None = None,
     epsilon: float = 1e-8,
 ) -> Tensor:
-    """Return, for each matrix of a batch, the semi-orthogonal matrix next to it; a zero matrix stays zero.
+    """Return the nearest semi-orthogonal matrix for each matrix of a batch; a zero matrix stays zero.
 
     Args:
         matrices: ``(..., m, n)``, any floating dtype, finite.
         method: ``"polar_express"`` and ``"newton_schulz"`` bring the singular values into about 0.7 to 1.2;
             ``"svd"`` is exact, slow, and for studies.
-        steps: of the iteration. The sets are made for five; from the sixth on the convergent quintic is used.
+        steps: of the iteration. The coefficients are made for five; from the sixth on a convergent quintic is used.
         dtype: to compute in; None takes float32 on CPU and bfloat16 on CUDA (float64 stays). SVD: float32 or float64.
-        epsilon: least divisor, so that a matrix of smaller Frobenius norm fades out instead of being blown up.
+        epsilon: the least divisor. A matrix of smaller Frobenius norm is not blown up to full size.
 
     Returns:
         ``(..., m, n)`` of the dtype of ``matrices``.
@@ -96,7 +96,7 @@ def orthogonalize_all(
     dtype: torch.dtype | None = None,
     epsilon: float = 1e-8,
 ) -> list[Tensor]:
-    """Return ``orthogonalize`` of each stack ``(N, m, n)``, none empty; long ones of one shorter side share the work.
+    """Return ``orthogonalize`` of each stack ``(N, m, n)``, none empty; long ones with equal shorter sides share work.
 
     Raises:
         ValueError: an unknown method, or no step.
@@ -130,7 +130,7 @@ def largest_entry(x: Tensor) -> Tensor:
 
 
 def _exact(matrices: Tensor) -> Tensor:
-    """Return U V^T of the singular value decomposition, over the singular values that are not round-off."""
+    """Return U V^T of the singular value decomposition, without the singular values that are round-off."""
     exact = matrices.to(wide(matrices.dtype))
     exact = exact / largest_entry(exact)
     u, s, vh = torch.linalg.svd(exact, full_matrices=False)
@@ -143,7 +143,7 @@ def _normalized(x: Tensor, safety: float, epsilon: float) -> Tensor:
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide(x.dtype))
     least: float | Tensor = epsilon
     low, high = ORDINARY
-    # looking would make a GPU wait
+    # the look at the norms would make the CPU wait for a GPU
     if x.device.type != "cpu" or not all(low < n < high for n in norm.flatten().tolist()):
         largest = largest_entry(x)
         x, least = x / largest, epsilon / largest
@@ -173,9 +173,9 @@ def _direct(x: Tensor, coefficients: Coefficients) -> Tensor:
 def _by_gram(xs: list[Tensor], coefficients: Coefficients) -> list[Tensor]:
     """Apply the quintics to the small Gram matrices A of all xs, and to each x only their product Q, every third step.
 
-    With P = b A + c A^2 a step is x <- a x + P x, hence A <- (a + P) A (a + P); all of these commute. The round-off of
-    A, about 1e-7 of its largest eigenvalue, grows by a^2 in each step where the singular value is small; A is
-    therefore made anew from x every third step, after which it has grown to about 1e-4 (in five steps: 2e-3).
+    With P = b A + c A^2 a step is x <- a x + P x, hence A <- (a + P) A (a + P); all of these commute. The round-off in
+    A starts at about 1e-7 of its largest eigenvalue. Where a singular value is small, each step multiplies it by a^2:
+    after three steps it is about 1e-4, after five 2e-3. So A is computed again from x every third step.
     """
     for start in range(0, len(coefficients), RENEW):
         grams = [_gram(x) for x in xs]

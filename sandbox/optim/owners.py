@@ -1,4 +1,4 @@
-"""Which rank orthogonalizes which matrix: the same answer on every rank and in ``plan``, balanced by cost."""
+"""Which rank orthogonalizes which matrix, balanced by cost; every rank and ``plan`` get the same answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS = 5  # of the orthogonalization
 
 
 def operations(shape: Sequence[int], options: Mapping[str, Any], *, rule: str) -> float:
-    """Return the floating-point operations of one update of a parameter by a matrix rule, multiply and add apart.
+    """Return the floating-point operations of one update of a parameter by a matrix rule; a multiply-add counts as 2.
 
     With s and l the shorter and the longer side, an iteration step is s x l x s (the Gram matrix), s^3 (its square) and
     s x s x l, twice each: 4 s^2 l + 2 s^3. Dion has four products of 2 s l r and a QR of 4 l r^2 at rank r (arXiv
@@ -32,7 +32,7 @@ def operations(shape: Sequence[int], options: Mapping[str, Any], *, rule: str) -
 
 
 def assign(costs: Sequence[float], ranks: int) -> list[int]:
-    """Return the owner of each item: the costliest first, each to the rank with the least so far.
+    """Return the owner of each item: the most expensive first, each to the rank with the least work so far.
 
     At most 4/3 of the best possible maximum (Graham 1969, doi:10.1137/0117039); ties go to the lower number.
     """
@@ -46,6 +46,6 @@ def assign(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 def cuts(rows: int, ranks: int) -> list[int]:
-    """Return how many of ``rows`` each rank holds: ``Shard`` cuts as ``torch.chunk`` does, the last get less."""
+    """Return how many of ``rows`` each rank holds; ``Shard`` cuts as ``torch.chunk`` does: the last ranks get less."""
     size = -(-rows // ranks)
     return [max(0, min(size, rows - rank * size)) for rank in range(ranks)]

@@ -1,6 +1,6 @@
-"""The ranks that share a step: exchanges with a bounded wait, whose error says who is missing.
+"""The ranks that share a step. Their exchanges wait for a limited time, and the error says which rank is missing.
 
-Every exchange is one collective, whatever the shapes; ``sent`` counts the bytes that leave this rank.
+Each exchange is one collective, whatever the shapes. ``sent`` counts the bytes that leave this rank.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-GRACE = 5.0  # seconds in which ranks that wait make themselves known, after one has noticed that somebody is missing
-LONGEST = 1800.0  # seconds of any wait, where the process group does not say
+GRACE = 5.0  # seconds for the waiting ranks to report themselves, once one has noticed that another is missing
+LONGEST = 1800.0  # seconds that an exchange may wait where the process group has no time-out
 
 
 class RankMissing(RuntimeError):
-    """A rank took no part in an exchange within the time allowed; the sentence names it where it can be known."""
+    """A rank took no part in an exchange within the time allowed; the message names it where that can be known."""
 
 
 class Ranks:
@@ -36,11 +36,11 @@ class Ranks:
         self._device = _control_device(group)
 
     def __deepcopy__(self, memo: Any) -> Ranks:
-        """Return itself: a copied optimizer speaks with the same ranks."""
+        """Return itself: a copied optimizer works with the same ranks."""
         return self
 
     def agree(self, values: Sequence[int]) -> list[list[int]]:
-        """Return the values (0 to 255, equally many everywhere) of every rank, in the order of ranks.
+        """Return the values of every rank, in the order of ranks; integers from 0 to 255, equally many on each rank.
 
         Raises:
             RankMissing: a rank did not come within the group's time-out.
@@ -52,11 +52,11 @@ class Ranks:
         return torch.stack(every).tolist()
 
     def exchange(self, out: Sequence[Sequence[Tensor]], sizes: Sequence[int], like: Tensor) -> list[Tensor]:
-        """Return, for each rank, the flat tensor of ``sizes[rank]`` elements that it had for this one.
+        """Return, for each rank, the flat tensor of ``sizes[rank]`` elements that it sent to this one.
 
         Args:
-            out: for each rank, the tensors that it gets from here, of one dtype and device; those for this rank itself
-                are handed through without being sent.
+            out: for each rank, the tensors to send to it, all of one dtype and device. Those for this rank itself are
+                returned without being sent.
             sizes: elements that come from each rank.
             like: any tensor of that dtype and device.
         """
@@ -80,7 +80,7 @@ class Ranks:
             if device.type == "cpu":
                 work.wait(timedelta(seconds=self.timeout))
             else:
-                work.wait()  # the stream waits, and NCCL's own watchdog bounds it
+                work.wait()  # only the stream waits; NCCL's own watchdog ends a wait that is too long
         except RuntimeError as error:
             raise RankMissing(
                 f"{missing(self.group, f'exchange-{self._count}')} exchange {self._count} of the optimizer within "
@@ -89,7 +89,7 @@ class Ranks:
 
 
 def missing(group: Any, what: str) -> str:
-    """Return "rank 2 took no part in", after a short wait in which all who are left have made themselves known."""
+    """Return "rank 2 took no part in", after a short wait in which every other rank reports that it is here."""
     ranks = dist.get_process_group_ranks(group) if group is not None else list(range(dist.get_world_size()))
     key = f"sandbox/{what}/" + ",".join(map(str, ranks)) + "/"
     try:
@@ -116,7 +116,7 @@ def wait_of(group: Any) -> float:
 
 
 def _control_device(group: Any) -> torch.device:
-    """Return where small messages travel: the CPU if the group has a backend for it."""
+    """Return the device for small messages: the CPU if the group has a backend for it."""
     try:
         cpu = "gloo" in str(dist.get_backend_config(group)) or dist.get_backend(group) in ("gloo", "fake")
     except (AttributeError, RuntimeError, ValueError):

@@ -13,15 +13,15 @@ from . import lists
 
 # torch.optim.AdamW(fused=True) calls the same kernel; its name is private, hence the fallback to the public function.
 _fused_adamw_ = getattr(torch, "_fused_adamw_", None)
-ONE = torch.ones(())  # torch.optim's trick: a number would be wrapped anew for every step count on a CPU
+ONE = torch.ones(())  # as in torch.optim: on a CPU a plain number would be wrapped again for every parameter
 FUSED = ("cpu", "cuda")  # device types for which every version that we allow has the kernel
 
 
 def decay_(x: list[Tensor], direction: list[Tensor], *, rate: float, cautious: bool) -> None:
     """Decay the parameters: x <- x (1 - rate), with rate = lr * weight_decay, both unscaled.
 
-    Cautious decay (arXiv 2510.12402, Algorithm 1) spares the entries whose sign is opposite to that of the direction
-    which is about to be subtracted.
+    Cautious decay (arXiv 2510.12402, Algorithm 1) leaves out the entries whose sign is opposite to that of the
+    direction which will be subtracted next.
     """
     if not rate:
         return
@@ -49,10 +49,10 @@ def adamw_(
     """Take one AdamW step by torch's own fused kernel (arXiv 1711.05101, Algorithm 2).
 
     m <- lerp(m, g, 1 - beta1); v <- lerp(v, g^2, 1 - beta2);
-    x <- x (1 - lr weight_decay) - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon), t from ``steps``, one
-    0-d float32 tensor a parameter, so that a parameter which missed a gradient has its own bias correction.
+    x <- x (1 - lr weight_decay) - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon). t comes from ``steps``,
+    one 0-d float32 tensor for each parameter, since one that had no gradient for a while has taken fewer steps.
     """
-    if cautious:  # the direction has the sign of the momentum to come
+    if cautious:  # the direction will have the sign of the next momentum
         decay_(x, lists.lerp(m, g, 1 - beta1), rate=lr * weight_decay, cautious=True)
         weight_decay = 0.0
     if _fused_adamw_ is not None and x[0].device.type in FUSED:

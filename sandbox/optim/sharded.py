@@ -1,9 +1,9 @@
-"""A step on several ranks: whole matrices are put together on one owner each, everything else stays where it is.
+"""A step on several ranks: each matrix is put together on the one rank that owns it, all else stays where it is.
 
-Momentum is elementwise, hence updated on the shards. What is to be orthogonalized is sent to the matrix's owner (one
-collective for all matrices of a dtype), the owner applies the rule of ``base`` unchanged, and the direction comes back
-(one more). The same two collectives serve replicated parameters, whose matrices need no putting together. Ownership
-over whole matrices: https://github.com/microsoft/dion, README. State has the placement of its parameter.
+Momentum is elementwise, so each rank updates its own part. The parts of what is orthogonalized are sent to the
+matrix's owner, in one collective for all matrices of a dtype. The owner applies the rule of ``base`` unchanged, and a
+second collective brings the directions back. Replicated parameters need only the second one. State is cut as its
+parameter is. The idea of owners of whole matrices: https://github.com/microsoft/dion, README.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ranks_of(mesh: Any, name: str) -> Ranks | None:
 
 
 def check(p: Tensor, ranks: Ranks | None, *, where: str) -> None:
-    """Return if a parameter is whole, or cut along one dim by ``ranks`` and nobody else.
+    """Return if a parameter is whole, or cut along one dim by exactly these ranks.
 
     Raises:
         ValueError: it is sharded otherwise.
@@ -80,12 +80,12 @@ def _dim(p: Tensor) -> int | None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, as an alias without gradient."""
+    """Return the part of a tensor that this rank holds, sharing memory, without gradient."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def place(p: Tensor, key: str, whole: Tensor) -> Tensor:
-    """Return a whole state tensor as it is stored beside ``p``: cut as the weight is, Q by rows, else left whole."""
+    """Return a whole state tensor as it is stored for ``p``: cut as the weight is, Q by its rows, otherwise whole."""
     axis = axis_of(p)
     if axis is None or not isinstance(p, DTensor):
         return whole
@@ -109,10 +109,9 @@ class Matrix:
     shape: tuple[int, ...]  # of the whole
     dim: int | None  # along which it is cut; None: it is whole here
     owner: int
-    sent: Tensor | None = None  # what this rank has to contribute
-    rows: Tensor | None = None  # Dion2's local choice, indices along dim
-    sizes: list[int] = field(default_factory=list)  # of what each rank contributes, along dim
-
+    sent: Tensor | None = None  # the part that this rank sends to the owner
+    rows: Tensor | None = None  # indices along dim that Dion2 has chosen on this shard
+    sizes: list[int] = field(default_factory=list)  # along dim, of the part that each rank sends
     layout: dict[str, tuple[tuple[int, ...], int | None]] = field(default_factory=dict)  # of state: whole shape, dim
 
     def cut(self, key: str, ranks: int) -> tuple[tuple[int, ...], int | None, list[int]]:
@@ -131,7 +130,7 @@ def step(optimizer: Any, ranks: Ranks) -> None:
 
     Raises:
         NonFiniteGradient: on every rank, if any rank has one; nothing was changed.
-        ranks.RankMissing: a rank did not come.
+        ranks.RankMissing: a rank took no part within the time-out.
         ValueError: the ranks hold different parameters, or none has any gradient.
     """
     held = [[local(p) for p in group["params"]] for group in optimizer.param_groups]
@@ -166,10 +165,10 @@ def own(optimizer: Any, ranks: Ranks) -> dict[Tensor, int]:
 
 
 def _agree(optimizer: Any, ranks: Ranks, held: list[list[Tensor]]) -> None:
-    """Give every part in ``held`` the gradient that it steps with, the same on all ranks; refuse what no rank may do.
+    """Set the gradient of every part in ``held`` so that all ranks agree on it, or raise the same refusal on all.
 
-    A shard without gradient counts as zero where another shard has one; a replicated parameter without gradient takes
-    it from the lowest rank that has one. Where no rank has any, the parameter rests.
+    A shard without gradient counts as zero where another shard has one. A replicated parameter without gradient takes
+    it from the lowest rank that has one. Where no rank has one, the parameter is left out of this step.
     """
     groups = [{**group, "params": xs} for group, xs in zip(optimizer.param_groups, held, strict=True)]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -220,7 +219,7 @@ def _agree(optimizer: Any, ranks: Ranks, held: list[list[Tensor]]) -> None:
 
 
 def _compare(ranks: Ranks, parameters: Iterable[Tensor]) -> None:
-    """Raise a ValueError, on every rank, where ranks hold different parameters: a later wait would not end."""
+    """Raise a ValueError on every rank where ranks hold different parameters, which would later wait for ever."""
     text = str([(tuple(p.shape), str(p.dtype)) for p in parameters])
     said = ranks.agree(list(zlib.crc32(text.encode()).to_bytes(4, "big")))
     other = [rank for rank, word in enumerate(said) if word != said[0]]
@@ -229,7 +228,7 @@ def _compare(ranks: Ranks, parameters: Iterable[Tensor]) -> None:
 
 
 def _step_matrices(optimizer: Any, ranks: Ranks, found: list[Matrix]) -> None:
-    """Update all matrices of one dtype and device: elementwise here, whole at their owners, elementwise here again."""
+    """Update all matrices of one dtype and device: momentum here, the rule at the owners, the weights here again."""
     for matrix in found:
         _contribute(optimizer, ranks, matrix)
     whole = _pull(ranks, found, lambda m: {"x": m.sent} | {key: m.state[key] for key in optimizer.extras})
@@ -239,7 +238,7 @@ def _step_matrices(optimizer: Any, ranks: Ranks, found: list[Matrix]) -> None:
 
 
 def _contribute(optimizer: Any, ranks: Ranks, m: Matrix) -> None:
-    """Update the momentum of a shard, and set what goes to the owner."""
+    """Update the momentum of this rank's part, and set what it sends to the owner."""
     m.sizes = owners.cuts(m.shape[m.dim], ranks.size) if m.dim is not None else []
     (m.sent,), (momentum,) = optimizer._accumulate([m.x.grad], [m.state["momentum"]], m.group)
     m.state["momentum"].copy_(momentum)
@@ -275,7 +274,7 @@ def _pull(ranks: Ranks, found: list[Matrix], parts: Any) -> dict[int, dict[str, 
                 plan.append((i, key, dim, shapes))
                 for rank, part in enumerate(shapes):
                     sizes[rank] += torch.Size(part).numel()
-    if any(m.dim is not None for m in found):  # else there is nothing to put together: every rank holds all of it
+    if any(m.dim is not None for m in found):  # otherwise every rank holds every matrix whole
         received, at = ranks.exchange(out, sizes, found[0].x), [0] * ranks.size
     for i, key, dim, shapes in plan:
         pieces = []
@@ -288,12 +287,12 @@ def _pull(ranks: Ranks, found: list[Matrix], parts: Any) -> dict[int, dict[str, 
 
 
 def _solve(optimizer: Any, mine: list[Matrix], whole: Mapping[int, dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return direction times rate scale ("x") and the state that comes back, whole, of each matrix owned here."""
+    """Return, for each matrix owned here, the scaled direction ("x") and the state to send back, both whole."""
     answers: list[dict[str, Tensor]] = []
     by_group: dict[int, list[tuple[Matrix, Tensor, dict[str, Tensor]]]] = {}
     for m, parts in zip(mine, (whole[i] for i in sorted(whole)), strict=True):
         direction = torch.empty_like(parts["x"])
-        if m.rows is not None:  # chosen already: nothing is left but to orthogonalize
+        if m.rows is not None:  # its rows are chosen already; only to orthogonalize them is left
             orth = optimizer._orthogonalizer(m.group)
             answers.append({"x": orth([parts["x"].unsqueeze(0)])[0][0] * _scale(m)})
             continue
@@ -318,7 +317,7 @@ def _scale(m: Matrix) -> float:
 def _push(
     optimizer: Any, ranks: Ranks, found: list[Matrix], answers: list[dict[str, Tensor]]
 ) -> list[dict[str, Tensor]]:
-    """Return, for every matrix, this rank's part of what its owner found; one collective."""
+    """Return, for every matrix, this rank's part of its owner's answer; one collective."""
     out: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     sizes, plan, solved = [0] * ranks.size, [], iter(answers)
     for i, m in enumerate(found):
@@ -341,7 +340,7 @@ def _push(
 
 
 def _apply(m: Matrix, parts: dict[str, Tensor]) -> None:
-    """Decay this rank's part with the unscaled rate, then subtract the direction, which has its scale already."""
+    """Decay this rank's part with the unscaled rate, then subtract the direction, which is scaled already."""
     direction = parts.pop("x")
     if m.rows is not None and m.dim is not None:
         direction = torch.zeros_like(m.x).index_copy_(m.dim, m.rows, direction)

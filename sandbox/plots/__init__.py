@@ -1,4 +1,4 @@
-"""The figures: a table in, matplotlib ``Axes`` out. Reads no file and trains nothing; pandas, numpy, matplotlib only.
+"""The figures: a table in, matplotlib ``Axes`` out. They read no file and train nothing.
 
 Figures are drawn for one column of a paper (3.4 in, 7 pt) in the eight colours of Okabe and Ito, which people with
 any kind of colour vision can tell apart (https://jfly.uni-koeln.de/color/). A role and an arm keep one colour and one

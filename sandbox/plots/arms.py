@@ -1,4 +1,4 @@
-"""Who is who in a figure: the arms of a table, and the one colour and marker that an arm and a role have everywhere."""
+"""The arms of a table, and the one colour and marker that an arm or a role has in all figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"  # https:
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"  # the eighth, yellow, is too light for a line
 
 ROLES = {"matrix": (SKY, "o"), "embed": (ORANGE, "s"), "lm_head": (GREEN, "^"), "vector": (PURPLE, "D")}
-NAMES = {  # an optimizer -> how a reader calls it, colour, marker
+NAMES = {  # an optimizer -> its name in a legend, colour, marker
     "adamw": ("AdamW", BLUE, "o"),
     "lion": ("Lion", VERMILLION, "s"),
     "muon": ("Muon", BLACK, "^"),
@@ -24,13 +24,13 @@ NAMES = {  # an optimizer -> how a reader calls it, colour, marker
 OTHERS = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (PURPLE, "D"), (BLACK, "v"), (ORANGE, "P"), (SKY, "X"))
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
-_UNDOTTED = (  # fields of a run itself: where they vary, they tell arms apart as the dotted ones do
+_UNDOTTED = (  # fields of a run itself; where they vary, they tell arms apart like dotted ones
     *("steps", "batch_size", "context", "grad_clip", "threads", "device", "dtype", "eval_every", "eval_tokens"),
 )
 
 
 class Arm(NamedTuple):
-    """One arm's part of a table, and how it looks."""
+    """One arm: its part of a table, and its look."""
 
     label: str
     color: str
@@ -40,11 +40,11 @@ class Arm(NamedTuple):
 
 
 def arms(frame: pd.DataFrame, by: str | Sequence[str] | None, x: str | None = None) -> list[Arm]:
-    """Return the arms in a fixed order; colour and marker tell the first column apart, dashes the others.
+    """Return the arms in a fixed order. Colour and marker show the first column, dashes the others.
 
     Args:
         frame: a table of runs or of their steps.
-        by: the columns that tell arms apart; None takes ``varying(frame, x)``. Without any, all is one arm.
+        by: the columns that tell arms apart; None: ``varying(frame, x)``. If there are none, there is one arm.
         x: the column that the figure has on its x axis.
 
     Raises:
@@ -70,9 +70,9 @@ def arms(frame: pd.DataFrame, by: str | Sequence[str] | None, x: str | None = No
 
 
 def varying(frame: pd.DataFrame, x: str | None = None) -> list[str]:
-    """Return the config columns that tell arms apart: those that vary, less those that the ones before determine.
+    """Return the config columns that tell arms apart: those that vary and do not follow from the ones before.
 
-    Columns of optimizers come first. Numbers that move one to one with ``x`` are another name of it, and no arm.
+    Columns of optimizers come first. Numbers that change one to one with ``x`` are left out: they are ``x`` again.
     """
     found = [c for c in frame.columns if ("." in c or c in _UNDOTTED) and c != x]
     values = frame[found + ([x] if x else [])].astype(str).drop_duplicates()
@@ -96,11 +96,11 @@ def plain(value: Any) -> str:
 
 
 def value_label(column: str, value: Any) -> str:
-    """Return a value of a column as a legend says it: ``AdamW``, ``width 128``, ``lm_head_lr default``."""
+    """Return a value of a column as a legend shows it: ``AdamW``, ``width 128``, ``lm_head_lr default``."""
     name = column.rsplit(".", 1)[-1]
     if plain(value) in NAMES:
         return NAMES[plain(value)][0]
-    if name in ("model", "name"):  # names speak for themselves; of a factory's the last part does
+    if name in ("model", "name"):  # names need no column; of a factory's name the last part is enough
         return str(value).rpartition(":")[2]
     if pd.isna(value):
         return f"{name} default"
@@ -108,7 +108,7 @@ def value_label(column: str, value: Any) -> str:
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """Return what arms are sorted by: optimizers in the order of ``NAMES``, then numbers, other names, nothing."""
+    """Return the sorting key of arms: optimizers in the order of ``NAMES``, then numbers, other names, missing."""
     if plain(value) in NAMES:
         return (0, list(NAMES).index(plain(value)), "")
     if pd.isna(value):

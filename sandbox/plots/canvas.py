@@ -1,4 +1,4 @@
-"""What a figure is drawn on: its size and style, its labels, and the legend below it."""
+"""A figure's size and style, its labels, and the legend below it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.transforms import ScaledTranslation
 COLUMN, PAGE = 3.4, 7.0  # inches: one column, and both, of a two-column paper
 
 STYLE: Any = {  # of matplotlib.rcParams
-    "font.family": "DejaVu Sans",  # ships with matplotlib: the same on every machine
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same on every machine
     "font.size": 7.0,
     "axes.titlesize": 7.5,
     "axes.labelsize": 7.0,
@@ -67,8 +67,8 @@ def panels(
 ) -> tuple[Figure, Any]:
     """Return ``(figure, axes)`` in this module's style; ``axes`` is one Axes, or an array of them.
 
-    Under IPython the figure belongs to pyplot, so that a notebook shows it once, at the end of its cell, and closes
-    it. Elsewhere it belongs to nobody and goes with its last name: a loop leaks nothing.
+    Under IPython the figure belongs to pyplot, so a notebook shows it once, at the end of its cell, and closes it.
+    Elsewhere pyplot does not know it, and it is freed like any object: a loop leaks nothing.
 
     Args:
         rows: panels from top to bottom.
@@ -84,10 +84,10 @@ def panels(
 
 
 def _notebook_pyplot() -> Any:
-    """Return pyplot with its backend loaded, under IPython; elsewhere None, since nobody would show its figures.
+    """Return pyplot with its backend loaded under IPython, else None, since nothing would show its figures.
 
-    Loading the notebook's backend switches matplotlib to interactive, which is how a cell comes to show its figures.
-    Inside a style's context that switch would be taken back with the rest, and no later cell would show any.
+    Loading the notebook's backend switches matplotlib to interactive, and that makes a cell show its figures. Inside a
+    style's context the switch would be undone at the end, and no later cell would show a figure. So it comes first.
     """
     if not getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
         return None
@@ -99,27 +99,27 @@ def _notebook_pyplot() -> Any:
 
 
 def finish(ax: Axes, x: str, y: str, handles: list[Any], *, grow: bool) -> None:
-    """Label the axes and put the legend below them, where it hides nothing, in as many columns as there is room for.
+    """Label the axes and put the legend below them, where it hides nothing, in as many columns as fit.
 
-    Where the figure has no layout engine (plain ``plt.subplots()``), nobody would make room below: it goes inside.
+    Without a layout engine (plain ``plt.subplots()``) there is no room below, and the legend goes inside.
 
     Args:
-        ax: where all has been drawn; its place in the figure is read, so that this comes last.
+        ax: with everything drawn; this comes last, since it reads where the axes are in the figure.
         x: label of the x axis.
         y: label of the y axis.
         handles: the legend's entries.
-        grow: whether the figure is ours alone and becomes taller by the legend.
+        grow: whether the figure was made here and may become taller by the legend.
     """
     ax.set_xlabel(x, size=STYLE["axes.labelsize"])
     ax.set_ylabel(y, size=STYLE["axes.labelsize"])
     ax.tick_params(which="both", labelsize=STYLE["xtick.labelsize"], width=0.6, length=2.5)  # also of ticks made later
     ax.tick_params(which="minor", length=1.5)
-    figure = ax.figure.figure  # the whole, where the axes stand in a subfigure
+    figure = ax.figure.figure  # the whole figure, if the axes are in a subfigure
     if figure.get_layout_engine() is None:
         ax.legend(handles=handles, loc="best", borderaxespad=0.5, frameon=True, framealpha=0.8)
         return
     figure.draw_without_rendering()
-    if ax.xaxis.label.get_window_extent().width > ax.get_window_extent().width:  # a narrow panel: into its neighbour's
+    if ax.xaxis.label.get_window_extent().width > ax.get_window_extent().width:  # it would run into the next panel's
         ax.set_xlabel(x.replace(", ", ",\n", 1))
         figure.draw_without_rendering()
     inner, inch = ax.get_window_extent(), figure.dpi
@@ -142,6 +142,6 @@ def entry(label: str, **look: Any) -> Line2D:
 
 
 def axis_label(column: str) -> str:
-    """Return what an axis with this column on it is called, with its unit as far as it is known."""
+    """Return the label of an axis for this column, with its unit if that is known."""
     name = column.rsplit(".", 1)[-1]
     return LABELS.get(column) or (f"{name} (per step)" if name.endswith("lr") else name)

@@ -1,4 +1,4 @@
-"""Who holds the elements of a model: the shares of the roles, and how they move with its size."""
+"""How a model's elements are shared out between the roles, and how that changes with its size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .tables import near, need, numbers, short, words
 
 
 def plot_groups(groups: pd.DataFrame, ax: Axes | None = None, *, by: str | None = None) -> Axes:
-    """Return the Axes of who holds the elements: one horizontal bar a model, split by role, in percent.
+    """Return the Axes of each role's share of the elements: one horizontal bar for each model, in percent.
 
-    The legend gives each role's algorithm and rate, as a range where the bars differ. A part of a bar carries its
-    number of elements, and below it its own rate where bars differ, as far as they fit.
+    The legend gives each role's algorithm and rate, as a range where the bars differ. Where there is room, a part of a
+    bar shows its number of elements and, if bars differ, its own rate.
 
     Args:
-        groups: rows with ``role``, ``elements``, and where they are there ``algorithm`` and ``lr`` (a group table).
+        groups: rows with ``role``, ``elements`` and perhaps ``algorithm`` and ``lr`` (a group table).
         ax: where to draw; None makes a new figure.
-        by: the column that names a bar; None takes ``"model"``, else the first config column that varies, else one bar.
+        by: the column that names a bar; None: ``"model"``, else the first config column that varies, else one bar.
 
     Raises:
         ValueError: a column or a role is unknown (with near names), or one bar would hold models of different sizes.
@@ -74,7 +74,7 @@ def _fit(ax: Axes, texts: list[tuple[Any, list[str], Any]]) -> None:
 
 
 def _how(rows: pd.DataFrame) -> list[str]:
-    """Return the algorithm and the rate of rows of a group table, as far as they are there, as a reader calls them."""
+    """Return the algorithm and the rate of rows of a group table in words, as far as there are any."""
     names = [
         NAMES.get(plain(a), (str(a),))[0] for a in rows.get("algorithm", pd.Series(dtype=object)).dropna().unique()
     ]
@@ -92,8 +92,8 @@ def plot_shares(groups: pd.DataFrame, ax: Axes | None = None, *, x: str = "model
         x: the column of sizes, on a logarithmic axis.
 
     Raises:
-        ValueError: a column or a role is unknown (with near names), ``x`` holds what is no positive number, or one
-            value of it names models of different sizes.
+        ValueError: a column or a role is unknown (with near names), ``x`` holds something that is no positive number,
+            or one value of it names models of different sizes.
     """
     groups = pd.DataFrame(groups)
     sizes = _sizes(groups, x)
@@ -121,7 +121,7 @@ def plot_shares(groups: pd.DataFrame, ax: Axes | None = None, *, x: str = "model
 
 
 def _sizes(groups: pd.DataFrame, by: str | None) -> pd.DataFrame:
-    """Return elements, one row a value of ``by`` (numbers ascending, names as they come), one column a role."""
+    """Return elements: a row for each value of ``by`` (numbers ascending, names in order), a column for each role."""
     need(groups, "role", "elements", *([by] if by else []))
     for role in groups["role"].unique():
         if role not in ROLES:

@@ -1,4 +1,4 @@
-"""Loss against steps, tokens or seconds: how the arms get there."""
+"""Loss against steps, tokens or seconds."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def plot_loss(
 ) -> Axes:
     """Return the Axes of loss against training: each arm's mean over seeds, with a band from lowest to highest seed.
 
-    A run that diverged is a thin line of its own, with a cross at its last finite loss (at the top edge, where that
-    lies above all losses of the runs that did not; above the first losses, where all diverged). Mean and band are of
-    the others, and the legend says of how many. They end where the first of these ends; the rest go on as thin lines.
+    A run that diverged is a thin line, with a cross at its last finite loss. The cross is at the top edge if that loss
+    is above all losses of the other runs (above the first losses, if all diverged). Mean and band are those of the
+    other runs, and the legend says of how many. They end where the first of these runs ends; the rest of longer ones is
+    a thin line.
 
     Args:
         curves: one row a step of every run: ``config_hash``, ``status``, ``step``, ``x``, ``y``, and what varies
             (``record.curves``). Without ``status``, a run whose training loss is not finite somewhere has diverged.
         ax: where to draw; None makes a new figure.
         by: the columns that tell arms apart; None takes every config column that varies, never a seed.
-        y: the column of losses; rows without it (``val_loss`` between evaluations) are passed over.
-        x: what the arms are compared at equal amounts of.
-        smooth: losses that a centred running mean of each run spans; 1 shows every one. The axis label states it.
+        y: the column of losses; rows without it (``val_loss`` between evaluations) are left out.
+        x: the horizontal axis.
+        smooth: how many losses a centred running mean of each run takes in; 1: none. The axis label says it.
 
     Raises:
-        ValueError: a column is missing (with near names), ``smooth`` is below 1, or nothing is there to draw.
+        ValueError: a column is missing (with near names), ``smooth`` is below 1, or there is nothing to draw.
     """
     curves = pd.DataFrame(curves)
     need(curves, "config_hash", "step", x, y)
@@ -80,7 +81,7 @@ def plot_loss(
 
 
 def _draw(ax: Axes, arm: Arm, top: float) -> Line2D:
-    """Draw one arm and return its entry in the legend; crosses stand at most at ``top``."""
+    """Draw one arm and return its entry in the legend; crosses are no higher than ``top``."""
     runs = {name: run.set_index("step") for name, run in arm.frame.groupby("config_hash")}
     wide = pd.DataFrame({name: run["_y"] for name, run in runs.items()})
     place = pd.DataFrame({name: run["_x"] for name, run in runs.items()}).mean(axis=1)

@@ -22,11 +22,13 @@ def plot_lr_sweep(
 ) -> Axes:
     """Return the Axes of loss against a learning rate: each arm's mean over seeds, and every run as a point.
 
-    The star is the lowest mean; the legend gives its rate, and says so where it is the lowest or highest rate tried,
-    so that the grid did not bracket it. (A higher rate that diverged does bracket it.) A rate at which any seed did
-    not finish has no mean, since those that did would flatter it. A diverged run is a cross at the top edge; runs that
-    failed, were interrupted or lack the rate are counted in the legend. Rates stand on a logarithmic axis; 0, which it
-    cannot hold, has a tick of its own, one step of the grid below the lowest rate, beyond a dotted line.
+    - The star is the lowest mean. The legend gives its rate, and says if it is the lowest or highest rate tried, so
+      that the optimum may lie outside the grid. (A higher rate that diverged counts as tried.)
+    - A rate at which any seed did not finish has no mean: the other seeds would make it look too good.
+    - A diverged run is a cross at the top edge. Runs that failed, were interrupted or have no rate are counted in the
+      legend.
+    - The axis of rates is logarithmic. A rate of 0 gets its own tick, one step of the grid below the lowest rate,
+      behind a dotted line.
 
     Args:
         table: one row a run: ``status``, ``x``, ``y``, and what varies (``record.table``).
@@ -36,7 +38,7 @@ def plot_lr_sweep(
         y: the column of losses; lower is better.
 
     Raises:
-        ValueError: a column is missing (with near names), nothing is there to draw, or a rate is negative or no number.
+        ValueError: a column is missing (with near names), there is nothing to draw, or a rate is negative or no number.
     """
     table = pd.DataFrame(table)
     need(table, "status", x, y)
@@ -71,7 +73,7 @@ def plot_lr_sweep(
 
 
 def _draw(ax: Axes, arm: Arm, edge: float) -> Line2D:
-    """Draw one arm and return its entry in the legend; ``edge`` is where its crosses go, as a part of the height."""
+    """Draw one arm and return its entry in the legend; its crosses go to ``edge``, a part of the height."""
     fine, lost = arm.frame[arm.frame["_done"]], arm.frame[arm.frame["_lost"]]
     rates = arm.frame.groupby("_rate").agg(x=("_x", "first"), y=("_y", "mean"), whole=("_done", "all"))
     rates["y"] = rates["y"].where(rates["whole"])
@@ -91,14 +93,14 @@ def _draw(ax: Axes, arm: Arm, edge: float) -> Line2D:
 
 
 def _place_of_zero(rates: pd.Series) -> float:
-    """Return where 0 stands on a logarithmic axis: one step of the grid, at least a factor of 3, below the lowest."""
+    """Return the place of 0 on a logarithmic axis: below the lowest rate by a step of the grid, at least a factor 3."""
     tried = np.unique(rates[rates > 0])
     step = np.median(tried[1:] / tried[:-1]) if len(tried) > 1 else 3.0
     return float(tried[0] / max(3.0, step)) if len(tried) else 1.0
 
 
 def _log_axis(ax: Axes, rates: pd.Series, zero: float) -> None:
-    """Make x logarithmic, with names at powers of ten where there are three, else at the rates tried."""
+    """Make x logarithmic, with labels at powers of ten if there are three or more, else at the rates tried."""
     tried = np.unique(rates[rates > 0])
     places = [*tried, zero] if (rates == 0).any() else list(tried)
     tens = [10.0**k for k in range(-12, 7) if len(tried) and tried[0] * 0.99 < 10.0**k < tried[-1] * 1.01]

@@ -1,4 +1,4 @@
-"""What the figures read from their tables, and how they say its numbers."""
+"""What the figures read from their tables, and how they write its numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def need(frame: pd.DataFrame, *names: str) -> None:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return the tail of an error sentence: the near names where there are any, else all that are known."""
+    """Return the end of an error message: near names if there are any, else all known names."""
     known = sorted(map(str, known))
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {', '.join(map(repr, known))}"
@@ -46,7 +46,7 @@ def short(value: float) -> str:
 
 
 def words(number: float) -> str:
-    """Return a count as a reader says it, to three digits: ``12.3 M``."""
+    """Return a count to three digits, as in ``12.3 M``."""
     number = float(f"{number:.3g}")
     for power, unit in ((12, "T"), (9, "B"), (6, "M"), (3, "k")):
         if abs(number) >= 10**power:

@@ -1,6 +1,6 @@
-"""What runs leave: records and the store that keeps them, tables, comparisons, and figures as files. No torch.
+"""What runs leave: records, the store that keeps them, tables, comparisons, and figures as files. No torch.
 
-``report`` is imported by itself: it needs matplotlib, which a worker can do without.
+``report`` is not in the face, since it needs matplotlib and workers do not.
 """
 
 from .comparison import best, compare, summarize

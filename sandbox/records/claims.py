@@ -1,7 +1,7 @@
-"""Claims: who trains a run now. One holds at a time, among threads, processes and the nodes of a cluster, over NFS too.
+"""Claims: who trains a run now. Only one holds at a time, among threads, processes and the nodes of a cluster.
 
-A claim is a file made with ``link``, which is exclusive there as well (open(2), on O_EXCL). It is void once nobody
-touched it for a while by the file server's own clock, or at once where its process ran here and ended.
+A claim is a file made with ``link``, which is exclusive over NFS too (open(2), on O_EXCL). It is void when nobody has
+touched it for a while, by the file server's clock; at once where its process ran on this machine and has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BEAT = 1.0  # seconds between two touches of a claim
-EXPIRY = 120.0  # seconds without a touch that void a claim; NFS clients may show attributes 60 s old (nfs(5), acregmax)
+EXPIRY = 120.0  # seconds without a touch until a claim is void; NFS may show times 60 s old (nfs(5), acregmax)
 
 _held_here: set[str] = set()  # tokens of this process's claims
 
@@ -28,10 +28,10 @@ class Claim:
         self.room, self.token = room, token
 
     def mine(self) -> bool:
-        """Return whether nobody took the claim over.
+        """Return whether nobody has taken the claim over.
 
         Raises:
-            OSError: it cannot be told now.
+            OSError: the file cannot be read now.
         """
         try:
             return json.loads((self.room / "claim").read_text(encoding="utf-8")).get("token") == self.token
@@ -39,32 +39,32 @@ class Claim:
             return False
 
     def stopped(self) -> bool:
-        """Return whether ``ask_to_stop`` was called for it."""
+        """Return whether ``ask_to_stop`` was called for this claim."""
         return (self.room / f"stop-{self.token}").exists()
 
     def touch(self, progress: dict[str, Any]) -> None:
-        """Renew the claim and say how far the run is."""
+        """Renew the claim and write down how far the run is."""
         os.utime(self.room / "claim")
         new = self.room / f".progress-{self.token}"
         new.write_text(json.dumps(progress), encoding="utf-8")
         os.replace(new, self.room / "progress.json")
 
     def release(self) -> None:
-        """Give the claim up, unless it is another's by now."""
+        """Give the claim up, unless somebody else has taken it over."""
         _held_here.discard(self.token)
         remove(self.room, self.token)
 
 
 def take(room: Path, token: str, expiry: float = EXPIRY) -> Claim | None:
-    """Return the claim to the run whose folder ``room`` is, or None where someone else's holds.
+    """Return the claim to the run in the folder ``room``, or None where somebody else holds it.
 
     Args:
-        room: has to be there.
+        room: must exist.
         token: unique to this attempt.
-        expiry: seconds without a touch that void a claim.
+        expiry: seconds without a touch until a claim is void.
 
     Raises:
-        OSError: the folder is not there or cannot be written.
+        OSError: the folder does not exist or cannot be written.
     """
     claim, mine = room / "claim", room / f".claim-{token}"
     owner = {"token": token, "place": place(), "pid": os.getpid(), "started": _started(os.getpid())}
@@ -83,12 +83,12 @@ def take(room: Path, token: str, expiry: float = EXPIRY) -> Claim | None:
 
 
 def held(room: Path, expiry: float = EXPIRY) -> bool:
-    """Return whether someone's claim to the run holds."""
+    """Return whether somebody holds a claim to the run."""
     claim, probe = room / "claim", room / f".probe-{os.getpid()}-{time.time_ns()}"
     if not claim.exists():
         return False
     try:
-        probe.touch()  # its time is the file server's now
+        probe.touch()  # its time is now, by the file server's clock
         return not _void(claim, probe.stat().st_mtime, expiry)
     except OSError:
         return not _void(claim, time.time(), expiry)
@@ -98,7 +98,7 @@ def held(room: Path, expiry: float = EXPIRY) -> bool:
 
 
 def holds(room: Path, token: str) -> bool:
-    """Return whether the claim to the run is the one with that token."""
+    """Return whether the claim with that token holds the run."""
     return read_json(room / "claim").get("token") == token
 
 
@@ -109,7 +109,7 @@ def ask_to_stop(room: Path, token: str) -> None:
 
 
 def remove(room: Path, token: str) -> bool:
-    """Remove the claim with that token and what belongs to it; return whether it was there."""
+    """Remove the claim with that token and the files that belong to it; return whether it was there."""
     found = holds(room, token)
     for file in (f"stop-{token}", *(("progress.json", "claim") if found else ())):
         with contextlib.suppress(OSError):
@@ -118,15 +118,15 @@ def remove(room: Path, token: str) -> bool:
 
 
 def _take_over(mine: Path, claim: Path, expiry: float) -> bool:
-    """Replace a void claim by one's own; of several that try at once, one succeeds."""
+    """Replace a void claim by the new one; of several processes that try at once, one succeeds."""
     door, now = claim.with_name("takeover"), mine.stat().st_mtime
     if not _void(claim, now, expiry) or not _link(mine, door):
-        with contextlib.suppress(OSError):  # whoever held the door for so long died in these few lines
+        with contextlib.suppress(OSError):  # who held the door for so long has died in these few lines
             if now - door.stat().st_mtime > expiry:
                 door.unlink()
         return False
     try:
-        if not _void(claim, now, expiry):  # seen again, behind the door: nobody else replaces it now
+        if not _void(claim, now, expiry):  # looked at again, since now nobody else can replace it
             return False
         if not claim.exists():  # given up meanwhile: anyone may have it
             return _link(mine, claim)
@@ -144,14 +144,14 @@ def _void(claim: Path, now: float, expiry: float) -> bool:
     owner = read_json(claim)
     if owner.get("place") == place():
         if owner.get("pid") == os.getpid() and owner.get("token") not in _held_here:
-            return True  # left by a Ctrl-C just after it was made
+            return True  # a Ctrl-C came just after it was made
         if not _alive(owner.get("pid", 0), owner.get("started")):
             return True
     return now - touched > expiry
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Give a file a second name; return whether that name was free."""
+    """Give a file a second name, and return whether that name was free."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -169,7 +169,7 @@ def _link(source: Path, target: Path) -> bool:
 
 @functools.cache
 def place() -> str:
-    """Return what processes share that can see each other by number: host, boot and namespace of process ids."""
+    """Return the host, its boot and its namespace of process ids: where a process id means the same process."""
     parts = [platform.node()]
     with contextlib.suppress(OSError):  # Linux only
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -185,7 +185,7 @@ def _started(pid: int) -> str | None:
 
 
 def _alive(pid: int, started: str | None) -> bool:
-    """Return whether that process still runs; a number that another process got since does not count."""
+    """Return whether that process still runs, and not another one that was given its number since."""
     if started is not None:
         return _started(pid) == started
     try:

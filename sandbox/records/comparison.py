@@ -1,4 +1,4 @@
-"""What may be claimed from a table of runs: arms against seed noise, paired by seed. pandas only.
+"""What may be claimed from a table of runs: differences between arms, against seed noise, paired by seed. pandas only.
 
 An *arm* is one combination of the dotted columns that vary; its seeds are its repetitions.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-SEEDS = ("seed", "data_seed")  # columns that number repetitions
+SEEDS = ("seed", "data_seed")  # columns that count repetitions
 _RESULTS = ("config_hash", "status", "val_loss", "val_bpb")
 
 
@@ -23,8 +23,8 @@ def arm_columns(table: pd.DataFrame) -> list[str]:
 def summarize(table: pd.DataFrame, *, by: Sequence[str] | None = None, y: str = "val_loss") -> pd.DataFrame:
     """Return one row an arm: its columns, ``mean`` and ``standard_error`` of ``y`` over seeds, ``n``, ``diverged``.
 
-    An arm of which any run did not finish has a NaN mean: the seeds that survived would flatter it. The standard error
-    is NaN for one seed.
+    If any run of an arm did not finish, its mean is NaN: the seeds that did finish would make it look too good. The
+    standard error of one seed is NaN.
     """
     columns = list(by) if by is not None else arm_columns(table)
     _need(table, [*columns, y, "status"])
@@ -65,7 +65,7 @@ def compare(table: pd.DataFrame, *, baseline: Mapping[str, Any], y: str = "val_l
     paired differences (sample standard deviation over the square root of n), NaN for one pair.
 
     Args:
-        table: one row a run, as ``record.table`` returns it.
+        table: one row a run, as ``sb.table`` returns it.
         baseline: columns and values that select one arm, as in ``{"optimizer.scalar_opt": "adamw"}``.
         y: the column compared.
 

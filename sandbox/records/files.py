@@ -1,6 +1,6 @@
-"""Where files go, and files that appear whole or not at all.
+"""Where files go, and how they are written so that they appear whole or not at all.
 
-Relative stores and report folders live under ``home()``, so that a kernel started anywhere writes to one place.
+Relative stores and report folders are under ``home()``, so a kernel that starts anywhere writes to one place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder that holds this package: the checkout, or site-packages
+ROOT = Path(__file__).resolve().parents[2]  # the folder of this package: the checkout, or site-packages
 
 
 def record_path(folder: Path, name: str) -> Path:
@@ -21,7 +21,7 @@ def record_path(folder: Path, name: str) -> Path:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file that appears whole or not at all; its folder is made where missing."""
+    """Write a file that appears whole or not at all; its folder is created if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -39,8 +39,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def home() -> Path:
     """Return the folder that holds ``runs/`` and ``reports/``.
 
-    ``SANDBOX_HOME`` where set; a temporary folder, removed when the process ends, at smoke scale; else the checkout
-    that this package stands in; else the working directory.
+    ``SANDBOX_HOME`` if it is set. At smoke scale a temporary folder, which is removed when the process ends. Otherwise
+    the checkout that this package is in, or the working directory without one.
     """
     if os.environ.get("SANDBOX_HOME"):
         return Path(os.environ["SANDBOX_HOME"]).expanduser().resolve()
@@ -57,5 +57,5 @@ def _scratch() -> Path:
 
 
 def reports_home() -> Path:
-    """Return the folder that figures go to."""
+    """Return the folder for figures."""
     return home() / "reports"

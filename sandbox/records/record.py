@@ -12,7 +12,7 @@ from ..config import RunConfig
 from ..fields import near
 from .files import record_path, write_atomic
 
-SCHEMA = 1  # of the JSON file; a newer one is refused, not guessed at
+SCHEMA = 1  # version of the JSON file; a newer one is refused
 
 Status = Literal["finished", "diverged", "failed", "interrupted"]
 STATUSES = get_args(Status)
@@ -57,7 +57,7 @@ class RunRecord:
         """Return the record that ``to_dict`` wrote.
 
         Raises:
-            ValueError: a newer schema, or no record at all.
+            ValueError: the schema is newer, or this is no record.
         """
         values = dict(values)
         schema = values.pop("schema", None)
@@ -89,7 +89,7 @@ class RunRecord:
         """Return the record in a file.
 
         Raises:
-            ValueError: the file is cut off, foreign, or of a newer schema; the sentence names it.
+            ValueError: the file is cut off, holds something else, or has a newer schema; the message names it.
         """
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))

@@ -1,6 +1,6 @@
-"""A figure becomes files: PDF, SVG, PNG, the data as CSV and where it all came from as JSON. The same bytes every time.
+"""A figure as files: PDF, SVG, PNG, its data as CSV, and its origin as JSON. The bytes are the same every time.
 
-Dates and random ids, which matplotlib writes by default, are what would differ from one time to the next; see
+Two things would differ from one time to the next: dates and random ids, which matplotlib writes by default; see
 https://reproducible-builds.org/docs/timestamps and matplotlib's ``svg.hashsalt``.
 """
 
@@ -22,12 +22,12 @@ from matplotlib.figure import Figure, SubFigure
 
 from .files import reports_home, write_atomic
 
-FORMATS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}  # metadata left out
+FORMATS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}  # metadata to leave out
 SAVING: Any = {  # of matplotlib.rcParams
     "pdf.fonttype": 42,  # TrueType, embedded: journals refuse Type 3
     "svg.fonttype": "path",  # looks the same where the font is missing
     "svg.hashsalt": "sandbox",  # ids in the SVG come from content, not from chance
-    "savefig.bbox": None,  # the size that was asked for, to the point
+    "savefig.bbox": None,  # exactly the size that was asked for
     "savefig.facecolor": "white",
     "savefig.edgecolor": "white",
     "savefig.transparent": False,
@@ -48,16 +48,16 @@ def save_figure(
 ) -> dict[str, Path]:
     """Write a figure with its data and its origin, and return ``{"pdf": path, "svg": ..., "png": ..., ...}``.
 
-    Each file appears whole or not at all, the JSON last; nothing is written before all of them are ready. A CSV of
-    an earlier figure of this name does not stay beside a figure without data. Given the same figure, data, records
-    and machine, all bytes are the same.
+    All files are ready before the first is written, and each appears whole or not at all, the JSON last. Without data,
+    the CSV of an earlier figure of this name is removed. The same figure, data, records and machine give the same
+    bytes.
 
     Args:
         fig: what a plot returned, as ``ax.figure``.
-        name: of the files, without an ending.
+        name: the files' name, without an ending.
         records: the runs the figure shows (``RunRecord``, or their dicts); their order and repetitions do not matter.
         data: the table that was drawn; None writes no CSV.
-        folder: where to; None is ``record.reports_home()``, the project's ``reports/``.
+        folder: for the files; None: ``records.files.reports_home()``, the project's ``reports/``.
 
     Raises:
         ValueError: the name is no plain file name, ``fig`` is no figure, or ``data`` no DataFrame.
@@ -89,7 +89,7 @@ def _pictures(fig: Figure) -> dict[str, bytes]:
     pictures = {}
     with matplotlib.rc_context(SAVING):
         for ending, metadata in FORMATS.items():
-            for ax in fig.axes:  # where the layout starts from: earlier drawing leaves the axes a hair elsewhere
+            for ax in fig.axes:  # the layout starts here; earlier drawing has moved the axes a little
                 if (spec := ax.get_subplotspec()) is not None:
                     ax.set_subplotspec(spec)
             buffer = io.BytesIO()
@@ -99,11 +99,11 @@ def _pictures(fig: Figure) -> dict[str, bytes]:
 
 
 def provenance(records: Iterable[Any]) -> dict[str, Any]:
-    """Return where a figure came from, as JSON values: drawing versions, the runs' environment, each run's own.
+    """Return the origin of a figure as JSON values: versions that drew it, the runs' environment, and the runs.
 
-    ``environment`` holds what all runs agree in (versions, git commit, corpus hash, device); what differs stands with
-    each run, beside its hash, status and full config. There are no dates, and of an absolute path only the last part
-    is kept: neither says anything about the numbers, and a path tells the reader about somebody's disk.
+    ``environment`` holds what all runs have in common (versions, git commit, corpus hash, device). What differs is with
+    each run, beside its hash, status and full config. Dates are left out, and only the last part of an absolute path is
+    kept: they say nothing about the numbers, and a path tells the reader about somebody's disk.
     """
     runs = {}
     for record in records:

@@ -1,7 +1,7 @@
-"""The store: a folder a run, named by its hash, in which its record appears whole or not at all, and at most one claim.
+"""The store: one folder for each run, named by the run's hash.
 
-``<store>/<hash>/record.json`` is what the run left, ``claim`` says who trains it now, ``progress.json`` how far it is.
-Notebooks, processes and the nodes of a cluster may share one store, also over NFS (``claims``).
+``<store>/<hash>/record.json`` is what the run left; it appears whole or not at all. ``claim`` says who trains the run
+now, ``progress.json`` how far it is. Notebooks, processes and the nodes of a cluster may share a store, also over NFS.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class Store:
         self.expiry = expiry
 
     def room(self, name: str) -> Path:
-        """Return the folder of the run with that hash, whether it is there or not."""
+        """Return the folder of the run with that hash; it may not exist."""
         return self.folder / name
 
     def _file(self, name: str) -> Path:
-        """Return where the record of a run lies or would: stores made before runs had folders hold ``<hash>.json``."""
+        """Return the path of a run's record, existing or not. Old stores, without folders, hold ``<hash>.json``."""
         path, old = record_path(self.folder, name), self.folder / f"{name}.json"
         return old if not path.exists() and old.exists() else path
 
     def version(self, name: str) -> int | None:
-        """Return a number that changes whenever the record is written anew; None without a record."""
+        """Return a number that changes whenever the record is written again; None without a record."""
         try:
             return self._file(name).stat().st_mtime_ns
         except OSError:
             return None
 
     def load(self, name: str) -> RunRecord | None:
-        """Return the record of a run, None without one; a file that cannot be read is reported and put aside."""
+        """Return the record of a run, or None. A file that cannot be read is reported and put aside."""
         path = self._file(name)
         try:
             record = RunRecord.load(path)
@@ -84,23 +84,23 @@ class Store:
         return [record for name in self.names() if (record := self.load(name)) is not None]
 
     def progress(self, name: str) -> dict[str, Any]:
-        """Return what the worker of a run wrote last about it; nothing where there is no such file."""
+        """Return what the run's worker last wrote about its progress; an empty dict where there is nothing."""
         return claims.read_json(self.room(name) / "progress.json")
 
     def claim(self, name: str, token: str) -> claims.Claim | None:
-        """Return the claim to a run, or None where someone else's holds; ``token`` is unique to this attempt.
+        """Return the claim to a run, or None where somebody else holds it; ``token`` is unique to this attempt.
 
         Raises:
-            OSError: the run's folder is not there or cannot be written.
+            OSError: the run's folder does not exist or cannot be written.
         """
         return claims.take(self.room(name), token, self.expiry)
 
     def held(self, name: str) -> bool:
-        """Return whether someone's claim to the run holds."""
+        """Return whether somebody holds a claim to the run."""
         return claims.held(self.room(name), self.expiry)
 
     def holds(self, name: str, token: str) -> bool:
-        """Return whether the claim to the run is the one with that token."""
+        """Return whether the claim with that token holds the run."""
         return claims.holds(self.room(name), token)
 
     def stop(self, name: str, token: str) -> None:
@@ -108,7 +108,7 @@ class Store:
         claims.ask_to_stop(self.room(name), token)
 
     def void(self, name: str, token: str) -> bool:
-        """Remove the claim with that token and what belongs to it; return whether it was there."""
+        """Remove the claim with that token and the files that belong to it; return whether it was there."""
         return claims.remove(self.room(name), token)
 
 
@@ -118,16 +118,16 @@ def _put_aside(path: Path, error: Exception) -> None:
         path.rename(aside)
         report(f"{error}; it was put aside as {aside.name}")
     except OSError as failure:
-        report(f"{error}; it could not be put aside ({failure}) and is passed over")
+        report(f"{error}; it could not be put aside ({failure}) and is ignored")
 
 
 def load_records(store: str | Path) -> list[RunRecord]:
-    """Return all records of a store, by hash, or of a ``.jsonl`` file; a relative path lies under ``home()``.
+    """Return all records of a store, by hash, or of a ``.jsonl`` file; a relative path is under ``home()``.
 
     A record in a store that cannot be read is reported and put aside.
 
     Raises:
-        ValueError: there is no record, or a line of the file holds none.
+        ValueError: there is no record, or a line of the file is no record.
     """
     path = home() / store
     if path.is_file():
@@ -140,7 +140,7 @@ def load_records(store: str | Path) -> list[RunRecord]:
 
 
 def save_records(records: Iterable[RunRecord], path: str | Path) -> Path:
-    """Write records to one ``.jsonl`` file, a line each: what a repository or a mail can carry. Return its path."""
+    """Write records to one ``.jsonl`` file, a line each, small enough for a repository or a mail. Return its path."""
     path = home() / path
     write_atomic(path, "".join(record.line() for record in records))
     return path

@@ -1,4 +1,4 @@
-"""Records -> the tables that figures are drawn from and that may be claimed from. pandas only."""
+"""Records -> the tables behind figures and comparisons. pandas only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .record import RunRecord
 
 
 def varying(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return one row a record: ``seed``, and every dotted config field in which those that have it differ."""
+    """Return one row a record: ``seed``, and every dotted config field whose values differ between records."""
     flat = [{k: _cell(v) for k, v in flatten(record.config.to_dict()).items()} for record in records]
     seen: dict[str, set[Any]] = {}
     for row in flat:
@@ -43,9 +43,9 @@ def table(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 
 def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Return one row a step of every run: config_hash, status, the curve, losses where evaluated, what varies.
+    """Return one row a step of every run: config_hash, status, the curve, validation losses if measured, what varies.
 
-    ``seconds`` counts training alone, at the run's mean speed.
+    ``seconds`` counts only training, at the run's mean speed.
     """
     records = list(records)
     frames = []
@@ -61,10 +61,10 @@ def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 
 def arms(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Return one row an arm: what was compared. Seeds, steps, tokens, and each role's elements, rate and decay.
+    """Return what was compared, one row an arm: seeds, steps, tokens, and each role's elements, rate and decay.
 
-    Rates are those of the groups before the schedule's factor; ``<role>.lr`` is NaN where an arm lacks the role or
-    has several rates in it.
+    Rates are those of the groups, before the schedule's factor. ``<role>.lr`` is NaN where an arm has no such role, or
+    several rates in it.
     """
     rows: dict[str, dict[str, Any]] = {}
     records = list(records)

@@ -1,4 +1,4 @@
-"""The figures of the studies, each drawn and saved in one place for notebooks and ``make figures`` alike."""
+"""The figures of the studies. Notebooks and ``make figures`` call the same functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .presets import Study, compared
 
 
 def rate_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
-    """Draw and save a rate sweep under the study's name: validation loss against the rate that it varies."""
+    """Draw and save a rate sweep under the study's name: validation loss against its rate."""
     data = table(records)
     ax = plot_lr_sweep(data, x=study.x, by=compared(data))
     save_figure(ax.figure, study.name, records=records, data=data)
@@ -51,7 +51,7 @@ def grouping_cost(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def curves_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
-    """Draw and save loss curves under the study's name: a mean over seeds and their band for each optimizer."""
+    """Draw and save loss curves under the study's name: mean and band over seeds for each optimizer."""
     data = curves(records)
     ax = plot_loss(data, by=compared(data), smooth=5)
     save_figure(ax.figure, study.name, records=records, data=data)
@@ -59,7 +59,7 @@ def curves_figure(study: Study, records: Sequence[RunRecord]) -> Axes:
 
 
 def groups_figure(models: Mapping[Any, nn.Module], optimizer: MuonConfig, name: str, *, label: str = "model") -> Axes:
-    """Draw and save who holds the elements of each model, by role; ``label`` says what the models are named by."""
+    """Draw and save each role's share of the elements of each model; ``label`` is the column that names the models."""
     data = group_tables(models, optimizer, label=label)
     ax = plot_groups(data, by=label)
     save_figure(ax.figure, name, data=data)
@@ -67,7 +67,7 @@ def groups_figure(models: Mapping[Any, nn.Module], optimizer: MuonConfig, name: 
 
 
 def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: str) -> Axes:
-    """Draw and save how the share of each role moves with the models' width."""
+    """Draw and save how the share of each role changes with the models' width."""
     data = group_tables(models, optimizer, label="model.width")
     ax = plot_shares(data, x="model.width")
     save_figure(ax.figure, name, data=data)

@@ -36,7 +36,7 @@ def group_tables(models: Mapping[Any, nn.Module], optimizer: MuonConfig, *, labe
     """Return the group tables of several models, one below the other, each named in the column ``label``."""
     tables = []
     for name, model in models.items():
-        with warnings.catch_warnings():  # that tables outweigh matrices in small models is what this is to show
+        with warnings.catch_warnings():  # the tables of small models outweigh the matrices, which is what this shows
             warnings.simplefilter("ignore", UserWarning)
             tables.append(group_table(model, optimizer).assign(**{label: name}))
     return pd.concat(tables, ignore_index=True)

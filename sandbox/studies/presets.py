@@ -209,9 +209,9 @@ def scalar_rate(scale: Preset | None = None) -> Study:
 
 
 def scalar_opt(records: Sequence[RunRecord], scale: Preset | None = None) -> Study:
-    """Return AdamW against Lion, each at the best rate that ``records`` of ``scalar_rate`` hold, on seeds of their own.
+    """Return AdamW against Lion, each at its best rate in ``records`` of ``scalar_rate``, on fresh seeds.
 
-    Fresh seeds: those that chose the rate would flatter the optimizer whose rates they were.
+    The seeds that chose a rate would make it look better than it is.
     """
     scale = scale or preset()
     runs: list[RunConfig] = []
@@ -229,7 +229,7 @@ def scalar_opt(records: Sequence[RunRecord], scale: Preset | None = None) -> Stu
 
 
 def grouping(scale: Preset | None = None) -> Study:
-    """Return the right groups against the wrong way, every two-dimensional weight a matrix, at several base rates."""
+    """Return groups by role against the wrong way, which takes every 2-D weight as a matrix, at several base rates."""
     scale = scale or preset()
     right = base_run(scale)
     tables = tuple(Override(pattern=pattern, role="matrix") for pattern in (r"embed\.weight", r"lm_head\.weight"))
@@ -245,9 +245,9 @@ def grouping(scale: Preset | None = None) -> Study:
 
 
 def optimizers(scale: Preset | None = None) -> Study:
-    """Return the four Dion-family optimizers and AdamW, each over base rates of its own; all else is the same."""
+    """Return the four Dion-family optimizers and AdamW, each over its own base rates; all else is the same."""
     scale = scale or preset()
-    # Three times as long: in so few steps as a rate sweep has, the tables learn and the matrices hardly matter.
+    # Three times as long as a rate sweep, in which the tables learn and the matrices hardly matter.
     start, count = replace(base_run(scale), steps=3 * scale.steps), max(3, scale.rates - 1)
     shared = {"embed_lr": 0.3, "lm_head_lr": 0.01, "scalar_lr": 0.003}
     grids = {

@@ -1,6 +1,6 @@
-"""What a sweep shows while it goes: one bar; with ``watch`` also a table and curves that update in place in a notebook.
+"""What a sweep shows while it goes: one bar, and with ``watch`` a table and curves that update in place.
 
-Outside a notebook ``watch`` writes one line a run. Into a file the bar goes twice a minute: nothing floods the output.
+Outside a notebook ``watch`` writes one line for each run. The bar is written to a file only twice a minute.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ..records.tables import varying
 EVERY = 0.5  # seconds between two looks at what runs
 EVERY_WATCHED = 2.0  # seconds between two drawings of table and curves
 EVERY_IN_A_FILE = 30.0
-CURVES = 12  # drawn at a time: those that run, then the newest
+CURVES = 12  # drawn at a time: of running runs first, then of the newest
 
 _BAR = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
 
 
 def in_notebook() -> bool:
-    """Return whether a Jupyter kernel shows what is displayed."""
+    """Return whether this is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 class Display:
-    """One bar and, where asked for, a live view, of the runs of one sweep."""
+    """One bar for the runs of one sweep and, if asked for, a live view."""
 
     def __init__(
         self, runs: Mapping[str, RunConfig], records: Mapping[str, RunRecord], store: Store, *, bar: bool, watch: bool
@@ -44,7 +44,7 @@ class Display:
         self.records = dict(records)
         self.settings = varying([RunRecord(config=run, hash=name, status="interrupted") for name, run in runs.items()])
         self.start, self.known, self.last = time.monotonic(), len(records), -1e9
-        self.running: dict[str, dict[str, Any]] = {}  # what the workers said last
+        self.running: dict[str, dict[str, Any]] = {}  # the last progress of each
         self.new_tokens = 0
         self.live = _Live() if watch and in_notebook() else None
         self.lines = watch and self.live is None
@@ -63,7 +63,7 @@ class Display:
             report(f"{record.hash} {record.status}, {record.val_loss:.4f} nats/token, {settings}")
 
     def tick(self, running: Iterable[str]) -> None:
-        """Look at the runs that are under way and show how far they are; soon after the last time, do nothing."""
+        """Look at the running runs and show how far they are; do nothing soon after the last time."""
         now = time.monotonic()
         if now - self.last < self.every:
             return

@@ -1,8 +1,8 @@
-"""Where runs are worked on: in this process, in local slots, or in an executor of one's own.
+"""Where runs are trained: in this process, in local slots, or in an executor that the user brings.
 
-Each slot is a loky pool of one worker, since a worker that dies takes its whole pool along: here that costs one run.
-Workers start afresh (no fork: CUDA may have been touched) and get their thread count and their GPU through the
-environment, before they import torch: threads beyond the cores spin at barriers and made a 50 ms step take 2,000 ms.
+Each slot is a loky pool of one worker. A worker that dies breaks its whole pool; with one worker that costs one run.
+Workers are new processes (no fork, since CUDA may be in use). They get their thread count and their GPU from the
+environment, before they import torch: more threads than cores made a 50 ms step take 2,000 ms.
 A worker without work waits ``IDLE`` seconds for the next sweep, since starting one costs 3 s, and then ends.
 """
 
@@ -29,15 +29,15 @@ from ..training.launcher import THREADS
 from .worker import Unit, start_worker, work
 
 IDLE = 20.0  # seconds
-GRACE = 10.0  # seconds for foreign workers to end their runs
+GRACE = 10.0  # seconds for the workers of an executor to end their runs
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
-LOST = (Exception, asyncio.CancelledError)  # what a future raises whose worker is gone
+LOST = (Exception, asyncio.CancelledError)  # what a future may raise when its worker is gone
 
 
 def slot_environments(runs: Sequence[RunConfig]) -> list[dict[str, str]]:
-    """Return the environment of each worker that this machine has room for: one a GPU, or slots x threads <= cores."""
+    """Return the environment of each worker that this machine has room for: one per GPU, or cores / threads of them."""
     threads = max((run.threads for run in runs), default=1)
     environment = dict.fromkeys(THREADS, str(threads))
     if any(run.device == "cuda" for run in runs):
@@ -60,35 +60,35 @@ class Here:
         return running == 0
 
     def submit(self, run: RunConfig, unit: Unit) -> Any:
-        """Return the future, done already, of what ``work`` returns."""
+        """Return a future that is already done, with what ``work`` returns."""
         future: concurrent.futures.Future[Unit] = concurrent.futures.Future()
         future.set_result(work(unit, self.tick))
         return future
 
     def wait(self, futures: Sequence[Any], seconds: float) -> list[Any]:
-        """Return those that are done."""
+        """Return the futures that are done."""
         return list(futures)
 
     def ended(self, future: Any, *, died: bool) -> None:
-        """Take note that a run is over."""
+        """Note that a run is over."""
 
     def stop(self, futures: Sequence[tuple[Any, Unit]], store: Store) -> None:
         """Stop what still runs."""
 
     def close(self) -> None:
-        """Let the workers go after a sweep that went to its end."""
+        """Release the workers after a sweep that went to its end."""
 
 
 class _Slot:
-    """Room for one worker process, started when first needed and anew after it died or was idle for long."""
+    """Room for one worker process, started when it is needed, and again after it died or was idle for long."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
-        self.stamps: dict[str, int] = {}  # when the files of the code that it may have in memory were changed
+        self.stamps: dict[str, int] = {}  # when the code that it may have loaded was changed
         self.pool: ProcessPoolExecutor | None = None
 
     def suits(self, environment: dict[str, str], stamps: dict[str, int]) -> bool:
-        """Return whether the worker would do what a new one does."""
+        """Return whether this worker would do the same as a new one."""
         return self.environment == environment and all(self.stamps.get(p, t) == t for p, t in stamps.items())
 
     def submit(self, unit: Unit) -> Any:
@@ -119,7 +119,7 @@ class Slots(Here):
         stamps = _stamps(runs)
         with _warm_lock:
             self.free = [_take(environment, stamps) for environment in environments]
-        close_idle()  # those that do not suit would stay beside the new ones
+        close_idle()  # the others would stay beside the new ones
         self.total = len(self.free)
         self.taken: dict[Any, list[_Slot]] = {}
 
@@ -127,11 +127,11 @@ class Slots(Here):
         return min(run.ranks, self.total)
 
     def fits(self, run: RunConfig, running: int) -> bool:
-        """Return whether there are slots enough for the run."""
+        """Return whether enough slots are free for the run."""
         return self._needs(run) <= len(self.free)
 
     def submit(self, run: RunConfig, unit: Unit) -> Any:
-        """Start a run in its slots and return the future of what ``work`` returns."""
+        """Start a run in its slots and return a future of what ``work`` returns."""
         slots = [self.free.pop() for _ in range(self._needs(run))]
         devices = [slot.environment[GPUS] for slot in slots if GPUS in slot.environment]
         future = slots[0].submit(unit | ({"devices": ",".join(devices)} if devices else {}))
@@ -139,7 +139,7 @@ class Slots(Here):
         return future
 
     def wait(self, futures: Sequence[Any], seconds: float) -> list[Any]:
-        """Return those that are done, after at most so many seconds."""
+        """Return the futures that are done, after at most ``seconds``."""
         return list(concurrent.futures.wait(futures, seconds, concurrent.futures.FIRST_COMPLETED).done)
 
     def ended(self, future: Any, *, died: bool) -> None:
@@ -183,7 +183,7 @@ def _take(environment: dict[str, str], stamps: dict[str, int]) -> _Slot:
 
 
 def _stamps(runs: Sequence[RunConfig]) -> dict[str, int]:
-    """Return when the files of this package and of the runs' factories were changed: workers may hold older code."""
+    """Return when each file of this package and of the runs' factories was changed; workers may have older code."""
     factories = [name for run in runs for part in (run.model, run.optimizer) if (name := getattr(part, "name", None))]
     modules = {sys.modules.get(name.partition(":")[0]) for name in factories}
     files = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
@@ -201,7 +201,7 @@ class Foreign(Here):
         self.executor, self.workers = executor, workers
 
     def fits(self, run: RunConfig, running: int) -> bool:
-        """Return whether one more may be submitted; without ``workers`` the executor's own queue takes all."""
+        """Return whether one more may be submitted; without ``workers`` the executor's queue takes all."""
         return self.workers is None or running < self.workers
 
     def submit(self, run: RunConfig, unit: Unit) -> Any:
@@ -209,7 +209,7 @@ class Foreign(Here):
         return self.executor.submit(work, unit)
 
     def wait(self, futures: Sequence[Any], seconds: float) -> list[Any]:
-        """Return those that are done, after at most so many seconds."""
+        """Return the futures that are done, after at most ``seconds``."""
         if all(isinstance(future, concurrent.futures.Future) for future in futures):
             return list(concurrent.futures.wait(futures, seconds, concurrent.futures.FIRST_COMPLETED).done)
         deadline = time.monotonic() + seconds
@@ -218,7 +218,7 @@ class Foreign(Here):
         return done
 
     def stop(self, futures: Sequence[tuple[Any, Unit]], store: Store) -> None:
-        """Cancel what has not started, ask the rest through the store to end, and wait for it a little."""
+        """Cancel what has not started, ask the rest to end by the store, and wait a little for it."""
         for future, unit in futures:
             store.stop(unit["hash"], unit["token"])
             with contextlib.suppress(*LOST):
@@ -226,5 +226,5 @@ class Foreign(Here):
         left, deadline = list(futures), time.monotonic() + GRACE
         while left and time.monotonic() < deadline:
             self.wait([future for future, _ in left], 0.2)
-            # Dask calls a task cancelled that goes on in its worker: the claim knows better.
+            # Dask says "cancelled" of a task that its worker still runs, so ask for the claim.
             left = [(f, u) for f, u in left if not f.done() or store.holds(u["hash"], u["token"])]

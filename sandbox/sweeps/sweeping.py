@@ -1,7 +1,7 @@
 """``sweep`` trains the runs that the store does not hold yet, in parallel, and loses none that finished.
 
-Runs are handed to a pool (``executors``), trained where its workers are (``worker``), and found in the store
-(``store``), which several sweeps may share: a run that one of them has claimed is waited for by the others.
+Runs are handed to a pool (``executors``), trained by its workers (``worker``), and kept in a store (``records.store``).
+Several sweeps may share a store: when one of them has claimed a run, the others wait for it.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ def sweep(
 ) -> list[RunRecord]:
     """Return the records of ``runs``, in their order; those that the store already holds are not run again.
 
-    A stored run stands if it finished, diverged or failed, and its corpus hash, backend and ``NUMERICS_VERSION`` are
-    those that it would have now; ``retry`` names statuses that are tried again all the same. A run that was
-    interrupted always goes on, from its first step. Each record is written as soon as its run ends, by whoever trained
-    it; a run that another sweep on the same store is training is waited for. Ctrl-C and SIGTERM stop what runs within
-    seconds, and the same call goes on from there.
+    A stored run counts if it finished, diverged or failed, and if its corpus hash, backend and ``NUMERICS_VERSION`` are
+    still the same. ``retry`` names statuses that are run again all the same. A run that was interrupted is always run
+    again, from its first step. Each record is written as soon as its run ends. If another sweep on the same store is
+    training a run, this one waits for it. Ctrl-C and SIGTERM stop what runs within seconds, and the same call goes on
+    from there.
 
     Args:
         runs: what to train; equal runs are trained once.
-        store: folder of runs; a relative one lies under ``record.home()``.
-        workers: at most so many at a time; None: as many as there is room for (``executors.slot_environments``), or
-            all where an executor has a queue of its own. With room for one, runs are trained in this process.
+        store: folder of runs; a relative one is under ``records.files.home()``.
+        workers: the most runs at a time; None: as many as there is room for (``executors.slot_environments``), or all
+            at once where an executor has its own queue. With room for one, runs are trained in this process.
         executor: anything whose ``submit(function, argument)`` returns something with ``done``, ``result`` and
             ``cancel``: of ``concurrent.futures`` (processes: by spawn), Dask's ``client.get_executor(pure=False)``, of
             submitit. None: local slots.
         retry: statuses to run again: "failed", "diverged"; "interrupted" always is.
         watch: show a table and curves that update in place in a notebook, a line a run elsewhere.
-        on_record: called in this process with each new record; it observes only.
+        on_record: called in this process with each new record; it only observes.
         progress: show one bar.
 
     Raises:
-        ValueError: workers below 1, a status that cannot be retried, or CUDA to be used here where there is none.
-        RuntimeError: the executor refuses a run although none is running; finished ones are kept.
+        ValueError: workers below 1, a status that cannot be retried, or ``device="cuda"`` where there is no GPU.
+        RuntimeError: the executor refuses a run although none is running; finished runs are kept.
     """
     retry = [retry] if isinstance(retry, str) else list(retry)
     if workers is not None and workers < 1:
@@ -76,7 +76,7 @@ def sweep(
         raise ValueError(f"executor={executor!r} was given; allowed is an object with a method submit")
     shelf = Store(home() / store)
     unique = {run.hash: run for run in (run.resolved() for run in runs)}
-    seen = {name: shelf.version(name) for name in unique}  # before they are read: what comes later is another's answer
+    seen = {name: shelf.version(name) for name in unique}  # before they are read, so that a later one is seen as new
     stored = {name: shelf.load(name) for name in unique}
     records = {name: r for name, r in stored.items() if r is not None and stands(r, unique[name], retry)}
     _tell_kept(records)
@@ -100,7 +100,7 @@ def _tell_kept(records: Mapping[str, RunRecord]) -> None:
 
 
 def _pool(runs: Sequence[RunConfig], executor: Any, workers: int | None) -> Here:
-    """Return where to work: the executor given, slots where more than one pays, else this process."""
+    """Return where to work: the executor given, several slots if there is room, else this process."""
     if executor is not None:
         return Foreign(executor, workers)
     for run in runs:
@@ -111,7 +111,7 @@ def _pool(runs: Sequence[RunConfig], executor: Any, workers: int | None) -> Here
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
-    """Make SIGTERM unwind as an exception does, so that workers are stopped, before it ends this process."""
+    """Make SIGTERM raise an exception, so that workers are stopped before it ends this process."""
     came = []
 
     def leave(number: int, frame: Any) -> None:

@@ -1,8 +1,8 @@
 """What an executor runs: ``work``, one run from its claim to its record.
 
-Plain dicts travel both ways, results lie on disk. Whoever holds the claim trains: the process of a slot, a Dask worker,
-a Slurm job, or this one. It touches the claim as it goes, says how far it is, and ends the run at the next step when
-asked to stop.
+Plain dicts go in and out, and results are on disk. The process that holds the claim trains: the process of a slot, a
+Dask worker, a Slurm job, or this one. It renews the claim, writes down its progress, and ends the run at the next step
+when it is asked to stop.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ..training.environment import identity
 from ..training.launcher import launch
 from ..training.loop import train, try_train
 
-POINTS = 200  # of a running run's curve, at most, in its progress file
+POINTS = 200  # at most, of a running curve in its progress file
 
 Unit = dict[str, Any]
 
-_turn = threading.Lock()  # torch's generator and thread count are the process's: runs in its threads take turns
-_at_work: list[_Shift] = []  # for the watch over the parent
+_turn = threading.Lock()  # a process has one generator and one thread count: runs in its threads take turns
+_at_work: list[_Shift] = []  # read by the thread that watches the parent
 
 
 class _Stopped(BaseException):
-    """Ends a run from within; no ``except Exception`` of a model or an optimizer holds it up."""
+    """Ends a run from inside. It is a BaseException, so that a model's ``except Exception`` does not catch it."""
 
 
 def stands(record: RunRecord, run: RunConfig, retry: Iterable[str] = ()) -> bool:
-    """Return whether a stored record is the answer, so that the run is not trained again.
+    """Return whether a stored record is still the answer, so that the run is not trained again.
 
-    It is not if the run was interrupted, if its status is in ``retry``, or if its corpus, backend or
-    ``NUMERICS_VERSION`` differ from what they would be now.
+    It is not if the run was interrupted, if its status is in ``retry``, or if the corpus, the backend or
+    ``NUMERICS_VERSION`` has changed.
     """
     if record.status == "interrupted" or record.status in retry:
         return False
@@ -56,10 +56,10 @@ def fresh_answer(store: Store, name: str, run: RunConfig, seen: int | None) -> R
 
 
 def known_identity(run: RunConfig) -> dict[str, Any]:
-    """Return ``environment.identity``, or an empty dict if it cannot be found: then nothing refutes a record."""
+    """Return ``environment.identity``; an empty dict if it cannot be found, so that the record stands."""
     try:
         return identity(run)
-    except Exception:  # the corpus is gone, the backend is not installed: no run could replace the record either
+    except Exception:  # the corpus or the backend is gone: no new run could replace the record either
         return {}
 
 
@@ -69,7 +69,7 @@ def ended(run: RunConfig, status: Status, error: str) -> RunRecord:
 
 
 def unit_of(run: RunConfig, name: str, store: Store, seen: int | None = None) -> Unit:
-    """Return what is shipped for a run: its config, where its record goes, and the version of the one it replaces."""
+    """Return what a worker gets for a run: its config, the store, and the version of the record that it replaces."""
     return {
         "run": run.to_dict(),
         "hash": name,
@@ -80,17 +80,17 @@ def unit_of(run: RunConfig, name: str, store: Store, seen: int | None = None) ->
 
 
 def work(unit: Unit, on_row: Callable[[], None] | None = None) -> Unit:
-    """Train the run of a unit and return its ``hash`` and how it ended, as ``status``.
+    """Train the run of a unit, and return its ``hash`` and, as ``status``, how it ended.
 
-    ``elsewhere``: someone else's claim holds. ``stored``: a record appeared meanwhile. ``interrupted``: it was asked
-    to stop. Else the record's status; the record is on disk, or comes along as ``record`` where the store cannot be
-    reached from here or its disk is full.
+    ``elsewhere``: somebody else holds the claim. ``stored``: a record has appeared meanwhile. ``interrupted``: it was
+    asked to stop. Otherwise the record's status. The record is on disk; if the store cannot be reached from here or its
+    disk is full, it is returned as ``record``.
     """
     run, store, name = RunConfig.from_dict(unit["run"]), Store(unit["store"]), unit["hash"]
     with _turn:
         try:
             claim = store.claim(name, unit["token"])
-        except OSError:  # not a disk we share, or a full one: what cannot be claimed is trained all the same
+        except OSError:  # the disk is not shared, or full: train without a claim
             return {"hash": name, "status": "", "record": _train(run, None, unit).to_dict()}
         if claim is None:
             return {"hash": name, "status": "elsewhere"}
@@ -108,23 +108,23 @@ def _train(run: RunConfig, on_step: Callable[[dict[str, float]], None] | None, u
 
 
 class _Shift:
-    """One claimed run: a thread touches the claim, the training thread asks it whether to go on."""
+    """One claimed run. A thread renews the claim; the training thread asks it whether to go on."""
 
     def __init__(self, claim: Claim, store: Store, run: RunConfig, on_row: Callable[[], None] | None) -> None:
         self.claim, self.store, self.run, self.on_row = claim, store, run, on_row
         self.rows: list[dict[str, float]] = []
-        self.reason: str | None = None  # to stop
+        self.reason: str | None = None  # why to stop
         self.over = threading.Event()
-        self.writing = threading.Lock()  # a record is written by the run or by an interruption, never by both
+        self.writing = threading.Lock()  # so that either the run or an interruption writes the record
         self.start = time.monotonic()
         self.beat = threading.Thread(target=self._beat, name="sandbox-claim", daemon=True)
         self.beat.start()
         _at_work.append(self)
 
     def work(self, unit: Unit) -> Unit:
-        """Train, unless a record appeared since the unit was made, and return what ``work`` returns."""
+        """Train, unless a record has appeared since the unit was made, and return what ``work`` returns."""
         store, name = self.store, unit["hash"]
-        if self.claim.stopped():  # before it began: a job that waited for its turn longer than its sweep lived
+        if self.claim.stopped():  # before it began: the job waited in a queue until its sweep was gone
             return {"hash": name, "status": "interrupted"}
         if fresh_answer(store, name, self.run, unit["seen"]) is not None:
             return {"hash": name, "status": "stored"}
@@ -142,16 +142,16 @@ class _Shift:
             self.over.set()
             try:
                 store.save(record)
-            except OSError:  # the disk is full: whoever asked may have room, or a later moment
+            except OSError:  # the disk is full; the caller may have room, or try later
                 return {"hash": name, "status": record.status, "record": record.to_dict()}
         return {"hash": name, "status": record.status}
 
     def interrupt(self, reason: str) -> None:
-        """Leave a record that says so, unless one was written, and give the claim up."""
+        """Write a record that says so, unless there is one already, and give the claim up."""
         with self.writing:
             if not self.over.is_set():
                 self.over.set()
-                with contextlib.suppress(OSError):  # without a record it is not finished either
+                with contextlib.suppress(OSError):  # a run without a record is run again anyway
                     self.store.save(ended(self.run, "interrupted", reason))
                 self.claim.release()
 
@@ -178,7 +178,7 @@ class _Shift:
                     self.reason = "lost"
                 else:
                     self.claim.touch(self._progress())
-            except OSError:  # a full disk or a file server that is away: the next beat may do
+            except OSError:  # the disk is full or the file server away; the next beat may succeed
                 continue
 
     def _progress(self) -> dict[str, Any]:
@@ -195,9 +195,9 @@ class _Shift:
 
 
 def start_worker(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and end where the parent is gone (a killed kernel cannot say good-bye)."""
+    """Leave Ctrl-C to the parent, and end when the parent is gone, as after a killed kernel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.getLogger(__package__).setLevel(logging.ERROR)  # a remark on the groups once a worker is noise
+    logging.getLogger(__package__).setLevel(logging.ERROR)  # no message on the groups from each worker
 
     def watch() -> None:
         while os.getppid() == parent:

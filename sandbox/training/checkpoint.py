@@ -1,7 +1,7 @@
-"""Checkpoints of a run: torch's distributed files, appearing whole or not at all, readable at any number of ranks.
+"""Checkpoints of a run: torch's distributed files. They appear whole or not at all; any number of ranks can read them.
 
-A checkpoint is a folder ``step-00000100``. It is written under another name and renamed when every rank is done, so
-that a write which was cut off leaves nothing that looks like one. Tensors are stored by canonical parameter name
+A checkpoint is a folder ``step-00000100``. It is written under another name and renamed when every rank is done, so a
+write that was cut off leaves nothing that looks like a checkpoint. Tensors are stored by canonical parameter name
 (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html), the curve so far as JSON.
 """
 
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ..groups.roles.sites import find_places
 from ..records.files import write_atomic
 
-KEPT = 2  # complete checkpoints of a run; the older one is there in case the newer cannot be read
+KEPT = 2  # complete checkpoints of a run; the older one is for when the newer cannot be read
 META = "run.json"
 
 
@@ -71,11 +71,11 @@ def complete(folder: Path) -> list[Path]:
 
 
 def load(folder: Path, key: dict[str, Any], *, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Load the newest complete checkpoint that can be read into model and optimizer; return its meta, else None.
+    """Load the newest complete and readable checkpoint into model and optimizer; return its meta, or None without one.
 
     Args:
         folder: of the run.
-        key: what ``meta["key"]`` has to be: a checkpoint of another run is an error.
+        key: what ``meta["key"]`` must be; a checkpoint of another run is an error.
         model: on any number of ranks, wrapped or not.
         optimizer: over the same parameters.
 
@@ -138,7 +138,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer, stored: dict[str, Any]) -> None:
-    """Create the state that is stored but that the optimizer would only create in its first step (torch's do)."""
+    """Create the stored state that the optimizer would create only in its first step, as torch's optimizers do."""
     for p, name in _names(model).items():
         prefix = f"optimizer/{name}/"
         for key, what in stored.items():
@@ -149,7 +149,7 @@ def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer, stored: dict
 
 
 def _generators() -> dict[str, Tensor]:
-    """Return the states of this rank's generators, which dropout in a model of one's own draws from."""
+    """Return the states of this rank's generators, from which dropout in a user's model draws."""
     states = {f"generator/{_rank()}": torch.get_rng_state()}
     if torch.cuda.is_available():
         states[f"generator/{_rank()}/cuda"] = torch.cuda.get_rng_state()
@@ -162,11 +162,11 @@ def _rank() -> int:
 
 @contextlib.contextmanager
 def _together(sentence: str) -> Iterator[None]:
-    """Raise CheckpointFailed on every rank, where the body failed on any."""
+    """Raise CheckpointFailed on every rank if the body failed on any rank."""
     failed = None
     try:
         yield
-    except CheckpointException as error:  # torch's own is a BaseException and holds what each rank raised
+    except CheckpointException as error:  # torch's own error is a BaseException and holds what each rank raised
         failed = "; ".join(f"rank {rank}: {type(e).__name__}: {e}" for rank, (e, _) in error.failures.items())
     except Exception as error:
         failed = f"{type(error).__name__}: {error}"
@@ -181,7 +181,7 @@ def _together(sentence: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch's checkpoint code warns of about itself, such as that this is a single process."""
+    """Silence what torch's checkpoint code warns about itself, such as that this is a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)

@@ -1,4 +1,4 @@
-"""Where and with what a run is made: what its record says beside the numbers, and whether they still hold."""
+"""Where and with what a run is made: what its record says besides its numbers, and whether they still hold."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .. import data
 from ..config import AdamWConfig, Factory, RunConfig
 from ..records.files import ROOT
 
-NUMERICS_VERSION = 2  # raise it with every change that alters a curve: stored runs of another number run again
+NUMERICS_VERSION = 2  # raise it when a change alters any curve; stored runs of another number are trained again
 
 
 def identity(run: RunConfig) -> dict[str, Any]:
-    """Return what decides, besides the config, whether a stored record still says what a new run would."""
+    """Return what decides, besides the config, whether a new run would give what a stored record says."""
     return {
         "corpus_hash": data.load(run.data).corpus_hash,
         "backend": backend_name(run.optimizer),
@@ -67,7 +67,7 @@ def stamp() -> str:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the checkout's commit, with ``+`` where files were changed since; None outside a git checkout."""
+    """Return the checkout's commit, with ``+`` where files have changed since; None outside a git checkout."""
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
@@ -82,7 +82,7 @@ def git_commit() -> str | None:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the peak of the device's memory, or of this process's where it is the CPU."""
+    """Return the peak memory in bytes: of the GPU on CUDA, of this process on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     try:

@@ -1,7 +1,7 @@
-"""The same run on several ranks, started from a notebook or a script: torchrun in a subprocess, watched to its end.
+"""One run on several ranks, started from a notebook or a script: torchrun in a subprocess, watched to its end.
 
-A fresh interpreter for each rank, so that what the notebook did to CUDA does not matter and workers find what they
-import by name. Ranks leave when their launcher is gone, so that nothing is left behind whoever is killed.
+Each rank is a fresh interpreter, so it does not matter whether the notebook has used CUDA, and everything is imported
+by name. Ranks end when their launcher is gone, so nothing is left behind, whichever process is killed.
 https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
@@ -32,13 +32,13 @@ from .resume import checkpoint_folder
 from .world import TIMEOUT
 
 POLL = 0.1  # seconds between two looks at the ranks
-GRACE = 5.0  # seconds after the first rank's error, in which the others tell theirs
-PATIENCE = 10.0  # seconds that torchrun gets to notice that its ranks are gone
+GRACE = 5.0  # seconds after the first rank's error, for the others to report theirs
+PATIENCE = 10.0  # seconds for torchrun to notice that its ranks are gone
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class LaunchFailed(RuntimeError):
-    """A launch gave no record; the sentence says why, with the error of the rank that failed first."""
+    """A launch gave no record. The message says why, with the error of the rank that failed first."""
 
 
 def launch(
@@ -56,18 +56,18 @@ def launch(
 
     Args:
         run: what to train; without ``run.mesh`` it is sharded over all ranks (``MeshConfig(dp_shard=nproc)``).
-        nproc: ranks, each a process with ``run.threads`` threads, on CUDA with a GPU of its own; None: what the mesh
-            needs, else 2.
-        timeout: seconds after which everything is stopped; None: no limit beside ``wait``.
+        nproc: ranks, each a process with ``run.threads`` threads and, on CUDA, its own GPU; None: what the mesh needs,
+            else 2.
+        timeout: seconds after which everything is stopped; None: only ``wait`` is a limit.
         wait: seconds that a rank waits for the others before it says who is missing.
-        on_step: as for ``train``, called here.
+        on_step: as for ``train``; called in this process.
         checkpoints: as for ``train``.
-        devices: the GPUs that the ranks see, as CUDA_VISIBLE_DEVICES has them; None: those of this process.
+        devices: the GPUs for the ranks, in the form of CUDA_VISIBLE_DEVICES; None: those of this process.
         progress: show one bar.
 
     Raises:
         ValueError: the mesh needs another number of ranks; nothing was started.
-        LaunchFailed: a rank raised, died or hung, or the time was up. No process is left behind, nor after Ctrl-C.
+        LaunchFailed: a rank raised, died or hung, or the time was up. No process is left behind, also after Ctrl-C.
     """
     nproc = nproc or (run.mesh.size if run.mesh else 2)
     mesh = run.mesh or MeshConfig(dp_shard=nproc)
@@ -102,7 +102,7 @@ def _command(folder: Path, nproc: int, wait: float, checkpoints: Path | None) ->
 
 
 def _environment(run: RunConfig, devices: str | None) -> dict[str, str]:
-    """Return this process's environment, with the run's threads and this package, without an outer torchrun's."""
+    """Return this process's environment with the run's threads and this package, without those of an outer torchrun."""
     outer = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     kept = {k: v for k, v in os.environ.items() if k not in outer and not k.startswith("TORCHELASTIC_")}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -113,7 +113,7 @@ def _environment(run: RunConfig, devices: str | None) -> dict[str, str]:
 def _watch(
     agent: subprocess.Popen[bytes], folder: Path, run: RunConfig, *, timeout: float | None, on_step: Any, progress: bool
 ) -> None:
-    """Return when torchrun has ended, showing the steps meanwhile."""
+    """Show the steps until torchrun has ended, then return."""
     start, seen, failed = time.monotonic(), 0, None
     with tqdm(total=run.steps, disable=not progress, desc=f"{run.ranks} ranks", unit="step") as bar:
         while True:
@@ -130,7 +130,7 @@ def _watch(
             if failed is None and any(folder.glob("rank*.error")):
                 failed = time.monotonic()
             if failed is not None and time.monotonic() - failed > GRACE:
-                return  # a hung rank would make torchrun wait for half a minute
+                return  # torchrun would wait half a minute for a rank that hangs
             if timeout is not None and time.monotonic() - start > timeout:
                 raise LaunchFailed(f"the launch took longer than timeout={timeout:g} s, at step {seen} of {run.steps}")
             time.sleep(POLL)
@@ -147,7 +147,7 @@ def _lines(path: Path) -> list[dict[str, float]]:
 
 
 def _stop(agent: subprocess.Popen[bytes], folder: Path) -> None:
-    """End what still runs: the ranks first, hung ones included, then torchrun, which removes its own files."""
+    """End what still runs: first the ranks, also those that hang, then torchrun, which removes its own files."""
     if agent.poll() is None:
         for path in folder.glob("rank*.pid"):
             with contextlib.suppress(ProcessLookupError, ValueError):
@@ -162,7 +162,7 @@ def _stop(agent: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _reason(folder: Path, code: int | None, nproc: int) -> str:
-    """Return the errors of the ranks, the first to fail first, else the end of the log."""
+    """Return the errors of the ranks in the order in which they failed, or the end of the log if there are none."""
     errors = sorted(folder.glob("rank*.error"), key=lambda path: path.stat().st_mtime_ns)
     if errors:
         told = {path.stem: path.read_text() for path in errors}
@@ -176,9 +176,9 @@ def _reason(folder: Path, code: int | None, nproc: int) -> str:
 def work(
     path: Path, out: Path, *, wait: float = TIMEOUT, checkpoints: Path | None = None, watched: int | None = None
 ) -> int:
-    """Train one rank's part of the run in a JSON file: what ``python -m sandbox train`` does under torchrun.
+    """Train one rank's part of the run in a JSON file, as ``python -m sandbox train`` does under torchrun.
 
-    Rank 0 writes the record, and each step to ``out/steps`` where a launcher (process ``watched``) looks on.
+    Rank 0 writes the record and, if a launcher watches (the process ``watched``), each step to ``out/steps``.
     Return the exit status; on an error the traceback is in ``out/rank<n>.error`` as well as on the terminal.
     """
     rank = int(os.environ.get("RANK", "0"))

@@ -1,7 +1,7 @@
-"""What a run will hold, compute and send on each rank, known before anything is launched, from shapes alone.
+"""What a run will hold, compute and send on each rank, computed from shapes alone, before anything is launched.
 
-The placement is that of ``world`` (FSDP2's cut along the first dim) and of ``optim.sharded`` (one owner a matrix); the
-tests hold it against bytes really held and sent.
+The placement is that of ``world`` (FSDP2 cuts along the first dim) and of ``optim.sharded`` (one owner for each
+matrix). Tests compare the numbers with the bytes that ranks really hold and send.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ COLUMNS = ("parameter_bytes", "state_bytes", "operations", "optimizer_sent", "mo
 class Plan:
     """``table``: one row for each rank of one copy of the model and each role.
 
-    parameter_bytes, state_bytes: held between steps. operations: floating-point, of the matrix rule, a step.
-    optimizer_sent: bytes that leave the rank in the optimizer's step. model_sent: bytes that leave it for weights and
-    gradients by FSDP2 or DDP, if their collectives are rings (gathering N equal parts sends N - 1 of them, averaging
-    twice as many).
+    - parameter_bytes, state_bytes: held between steps.
+    - operations: floating-point operations of the matrix rule in one step.
+    - optimizer_sent: bytes that leave the rank in the optimizer's step.
+    - model_sent: bytes that leave it for weights and gradients by FSDP2 or DDP, if their collectives are rings
+      (gathering N equal parts sends N - 1 of them, averaging sends twice as many).
     """
 
     table: pd.DataFrame
     mesh: MeshConfig
     elements: int  # of the model
-    control_sent: int  # bytes a step in which ranks agree on who has gradients
+    control_sent: int  # bytes in which ranks agree, at each step, on who has gradients
 
     def ranks(self) -> pd.DataFrame:
         """Return one row for each rank, over all roles."""
@@ -47,18 +48,18 @@ class Plan:
 
     @property
     def imbalance(self) -> float:
-        """The largest number of operations on a rank over the mean: 1 is perfect balance."""
+        """The most operations on any rank over the mean of all ranks: 1 is perfect balance."""
         done = self.ranks()["operations"]
         return float(done.max() / done.mean()) if done.mean() else 1.0
 
     def seconds(self, *, tokens: int, flops: float, bandwidth: float, active: float | None = None) -> dict[str, float]:
-        """Return the seconds of one step that each part takes on the slowest rank, and ``communication``'s share.
+        """Return the seconds that each part of one step takes on the slowest rank, and the share of ``communication``.
 
         Args:
-            tokens: a step, over all ranks; the model costs 6 operations for each element and token (arXiv 2001.08361).
-            flops: operations a second that a rank really reaches.
-            bandwidth: bytes a second that really leave a rank. Nothing is taken to overlap, which is pessimistic.
-            active: elements that a token uses; None: all.
+            tokens: in a step, over all ranks; each token costs 6 operations for each element (arXiv 2001.08361).
+            flops: operations that a rank really does in a second.
+            bandwidth: bytes that really leave a rank in a second. The sum assumes no overlap, which is pessimistic.
+            active: elements of the model that a token uses; None: all.
         """
         worst = self.ranks().max()
         parts = {
@@ -77,11 +78,11 @@ def plan(model: nn.Module, config: Any, mesh: MeshConfig, *, itemsize: int = 4) 
     Args:
         model: not wrapped; on the meta device it costs nothing.
         config: of a native optimizer, or ``AdamWConfig``.
-        mesh: the ranks; with replicas and shards, what is said of a rank holds for its likes in every replica.
+        mesh: the ranks. With both replicas and shards, the rows are the ranks of one replica; the others are the same.
         itemsize: bytes of an element of parameters, gradients and state.
 
     Raises:
-        ValueError: a config without a native optimizer; as ``groups.role_groups``.
+        ValueError: the config has no native optimizer; or as ``groups.role_groups``.
     """
     if type(config) not in (*RULES, AdamWConfig):
         raise ValueError(f"a {type(config).__name__} was given; allowed are {', '.join(k.__name__ for k in RULES)}")
@@ -138,7 +139,7 @@ def _kind(
     extras = {key: held(s) for key, s in _extra_state(shape, group, kind).items()}
     sent = np.zeros(ranks)
     state = parts * (2 if kind == "adamw" else 1) + sum(extras.values(), np.zeros(ranks))
-    if kind == "normuon" and group.get("transposed"):  # one variance a column as stored: whole on every rank
+    if kind == "normuon" and group.get("transposed"):  # one variance for each stored column, whole on every rank
         columns = math.prod(shape) / shape[-2]
         state = state + columns
         sent += owns * (ranks - 1) * columns
@@ -157,7 +158,7 @@ def _kind(
 
 
 def _extra_state(shape: tuple[int, ...], group: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what a matrix has beside its momentum, all cut along their first dim."""
+    """Return the shapes of a matrix's state besides its momentum, all cut along their first dim."""
     flat = (shape[0], math.prod(shape[1:])) if group.get("flatten") and len(shape) > 2 else shape
     if kind == "normuon" and not group.get("transposed"):
         return {"variance_neuron": (*flat[:-1], 1)}
@@ -173,7 +174,7 @@ def _local(shape: tuple[int, ...], group: Any, cut: bool) -> bool:
 
 
 def _moved(shape: tuple[int, ...], group: Any, kind: str, parts: np.ndarray, cut: bool) -> np.ndarray:
-    """Return the elements that each rank contributes to the whole: all it has, or Dion2's local choice."""
+    """Return the elements that each rank sends of its part: all of them, or the rows that Dion2 chose."""
     if kind != "dion2" or not _local(shape, group, cut):
         return parts
     rows = parts / shape[1]
@@ -181,10 +182,10 @@ def _moved(shape: tuple[int, ...], group: Any, kind: str, parts: np.ndarray, cut
 
 
 def _model_sent(shape: tuple[int, ...], mesh: MeshConfig, *, twice: bool) -> float:
-    """Return the elements that leave a rank for one parameter's weights and gradients: ring collectives.
+    """Return the elements that leave a rank for one parameter's weights and gradients, by ring collectives.
 
-    FSDP2 gathers weights for the forward pass and, where it let go of them (all but the root's), for the backward pass
-    again, then scatters the sum of gradients; parts are padded to equal size. Replicas average what is left.
+    FSDP2 gathers weights for the forward pass. For the backward pass it gathers again those that it has freed (all but
+    the root's). Then it scatters the sum of gradients. Parts are padded to equal size. Replicas average what is left.
     """
     whole, copies, shards = math.prod(shape), mesh.dp_replicate, mesh.dp_shard
     part = -(-shape[0] // shards) * math.prod(shape[1:]) if shape else whole
@@ -193,5 +194,5 @@ def _model_sent(shape: tuple[int, ...], mesh: MeshConfig, *, twice: bool) -> flo
 
 
 def _block_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters of repeated blocks, of which FSDP2 lets go between forward and backward pass."""
+    """Return the parameters of repeated blocks, which FSDP2 frees between forward and backward pass."""
     return {p for m in model.modules() if isinstance(m, nn.ModuleList) for p in m.parameters()}

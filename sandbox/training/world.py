@@ -1,6 +1,6 @@
-"""The ranks of a run: opens and closes the process group and its mesh, wraps a model, and reduces what is measured.
+"""The ranks of a run: open and close the process group and its mesh, wrap a model, reduce what is measured.
 
-Axis names are those of NVIDIA NeMo Automodel and torchtitan. Nothing is kept in a global: a ``World`` is handed on.
+Axis names are those of NVIDIA NeMo Automodel and torchtitan. There is no global state: a ``World`` is passed on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..optim.ranks import RankMissing, missing
 AXES = ("dp_replicate", "dp_shard")
 _BROKEN = re.compile(r"gloo|nccl|time[d]?\s?out|connection|socket|broken pipe", re.IGNORECASE)
 _PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
-_CACHES = (  # what empties them; private, and not in every version of torch
+_CACHES = (  # functions that empty DTensor's caches; private, and not in every version of torch
     ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
     ("torch.distributed.tensor", f"{_PROPAGATOR}._propagate_tensor_meta_cached.cache_clear"),
     ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
@@ -42,10 +42,13 @@ TIMEOUT = 300.0  # seconds that a rank waits for the others before it says who i
 
 @contextlib.contextmanager
 def open_mesh(config: MeshConfig, *, device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Any]:
-    """Open the process group of this launch, yield its mesh with the axes dp_replicate, dp_shard, and close it again.
+    """Open this launch's process group, yield its mesh with the axes dp_replicate and dp_shard, and close it again.
 
-    Ranks are found in torchrun's environment variables; without them this process is a world of one. A group that is
-    open already is used and left open. CUDA moves tensors by nccl, the CPU (and small messages) by gloo.
+    The ranks come from torchrun's environment variables; without them this process is a world of one. A group that is
+    already open is used and left open. CUDA tensors travel by nccl, CPU tensors and small messages by gloo.
+
+    A process may open any number of meshes, one after another. Each is closed completely, DTensor's caches included,
+    which would otherwise give the next mesh the groups of the last one.
 
     Args:
         config: the sizes of both axes.
@@ -73,10 +76,10 @@ def open_mesh(config: MeshConfig, *, device: str = "auto", timeout: float = TIME
         whole = False
         raise
     finally:
-        getattr(mesh, "_pg_registry", {}).clear()  # holds the groups for torch.compile, and a cache may hold the mesh
+        getattr(mesh, "_pg_registry", {}).clear()  # it holds the groups, and a cache may hold the mesh
         if opened:
             _close(wait=whole)
-            sys.excepthook = hook  # torch's names the rank, once more with every group that is opened
+            sys.excepthook = hook  # torch sets one that names the rank, on top of the last, at every opening
 
 
 def _open(kind: str, world: int, timeout: datetime.timedelta) -> None:
@@ -87,7 +90,7 @@ def _open(kind: str, world: int, timeout: datetime.timedelta) -> None:
     store: dist.Store
     if world == 1 and "RANK" not in os.environ:
         store, rank = dist.HashStore(), 0
-    else:  # a store of its own for each opening: what an earlier group left in a shared one would be taken for ours
+    else:  # its own store for each opening: in a shared one, keys of an earlier group would be taken for ours
         store, rank = dist.PrefixStore(f"sandbox-{next(_OPENED)}", _rendezvous()), int(os.environ["RANK"])
     dist.init_process_group(**options, store=store, rank=rank, world_size=world)
 
@@ -97,12 +100,12 @@ _OPENED = itertools.count()
 
 @functools.cache
 def _rendezvous() -> Any:
-    """Return the store that torchrun's ranks share, connected to once a process."""
+    """Return the store that torchrun's ranks share; a process connects to it once."""
     return next(iter(rendezvous("env://")))[0]
 
 
 def _close(*, wait: bool) -> None:
-    """Destroy the process group; after a success all ranks leave together, so that none finds its peers gone."""
+    """Destroy the process group; after a success all ranks leave together, so no rank finds its peers gone."""
     if wait and dist.get_world_size() > 1:
         with contextlib.suppress(RuntimeError):
             dist.barrier()
@@ -111,17 +114,17 @@ def _close(*, wait: bool) -> None:
 
 
 def _forget() -> None:
-    """Empty DTensor's caches, where a mesh outlives its groups and is taken for its successors.
+    """Empty DTensor's caches, which keep a mesh after its groups are gone.
 
-    What is equal to a cached mesh is replaced by it, hence a second mesh of one shape would send through the groups of
-    the first. Gloo's threads, too, end with the last reference to their group only, and one that lets go of a finished
-    collective while Python shuts down waits for an interpreter that is gone and aborts the process: SIGABRT, "terminate
+    DTensor replaces a mesh by an equal one from its cache, so a second mesh of the same shape would send through the
+    groups of the first. Also, Gloo's threads end only with the last reference to their group. A thread that is still
+    there when Python shuts down may wait for an interpreter that is gone, and the process aborts: SIGABRT, "terminate
     called without an active exception" (https://github.com/pytorch/pytorch/pull/179291).
     """
     for module, name in _CACHES:
         with contextlib.suppress(ImportError, AttributeError):
             operator.attrgetter(name)(importlib.import_module(module))()
-    gc.collect()  # reducers and hooks of dropped models, and meshes that were cached, are in cycles
+    gc.collect()  # reducers and hooks of dropped models and cached meshes are held by reference cycles
 
 
 def process_group_of(model: nn.Module) -> Any:
@@ -133,7 +136,7 @@ def process_group_of(model: nn.Module) -> Any:
 
 
 class World:
-    """The ranks that one run is spread over, as ``train`` sees them; without a mesh, one process."""
+    """The ranks that train one run together; one process where there is no mesh."""
 
     def __init__(self, mesh: Any = None) -> None:
         self.mesh = mesh
@@ -142,7 +145,7 @@ class World:
         self.shards = 1 if mesh is None else mesh["dp_shard"].size()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model spread over the ranks: DDP, FSDP2 (in place), HSDP (in place), or as it is."""
+        """Return the model spread over the ranks: by DDP, by FSDP2 or HSDP (both in place), or unchanged."""
         if self.size == 1:
             return model
         if self.shards == 1:
@@ -157,14 +160,14 @@ class World:
         return model
 
     def settle(self, model: nn.Module) -> None:
-        """Cut again what FSDP2 keeps whole after a forward pass without a backward one: the root's own parameters."""
+        """Shard again what FSDP2 leaves whole after a forward pass without a backward pass: the root's parameters."""
         if self.shards > 1:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
     def optimizer_mesh(self, model: nn.Module) -> Any:
-        """Return what the optimizer gets: DDP's process group, else the mesh, else None."""
+        """Return what the optimizer takes as its mesh: DDP's process group, else the mesh, else None."""
         if self.size == 1:
             return None
         return process_group_of(model) or self.mesh
@@ -182,7 +185,7 @@ class World:
 
     @contextlib.contextmanager
     def names_the_missing(self) -> Iterator[None]:
-        """Turn what torch's collectives raise when a rank is gone or hangs into a RankMissing that names it."""
+        """Raise a RankMissing that names the rank where torch's collectives fail because a rank is gone or hangs."""
         try:
             yield
         except RankMissing:
@@ -193,7 +196,7 @@ class World:
             raise RankMissing(f"{missing(None, 'train')} the training ({str(error).splitlines()[0]})") from error
 
     def of_first(self, value: Any) -> Any:
-        """Return what rank 0 has for ``value``: its folder, where each rank would make a temporary one of its own."""
+        """Return rank 0's ``value`` on every rank, such as the temporary folder that it made."""
         if self.size == 1:
             return value
         box = [value]
@@ -209,7 +212,7 @@ class World:
         return total.item() / self.size
 
     def sum_shards(self, values: Sequence[float], device: str) -> list[float]:
-        """Return sums over the shards of one copy, of numbers that each rank took over its own part."""
+        """Return the sums, over the shards of one copy, of numbers that each rank computed from its own part."""
         if self.shards == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=device)
@@ -218,12 +221,12 @@ class World:
 
 
 def part(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, as an alias without gradient."""
+    """Return the part of a tensor that this rank holds, sharing memory, without gradient."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
 def clip_(parameters: Iterable[nn.Parameter], norm: float) -> None:
-    """Scale the gradients so that their norm over all parameters, and all shards of them, is at most ``norm``."""
+    """Scale the gradients so that their norm, over all parameters and all shards, is at most ``norm``."""
     parameters = [p for p in parameters if p.grad is not None]
     total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     total = total.full_tensor() if hasattr(total, "full_tensor") else total

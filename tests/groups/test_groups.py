@@ -419,7 +419,7 @@ def test_an_unsure_reason_is_marked():
     model.thing = nn.Parameter(torch.zeros(6, 7))
     with pytest.warns(UserWarning, match="thing"):
         table = group_table(model, MuonConfig())
-    assert "no better sign (?)" in table["reason"][0]
+    assert "nothing says more (?)" in table["reason"][0]
 
 
 @pytest.mark.parametrize(

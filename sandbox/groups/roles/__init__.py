@@ -1,7 +1,7 @@
 """Parameter -> role (matrix, vector, embed, lm_head) for any PyTorch model, with the reason.
 
-``sites`` says where each parameter sits, ``names`` what its name means, ``tables`` which are the embeddings and heads,
-``overrides`` what the user says; ``decide`` puts them together.
+``sites``: where each parameter sits. ``names``: what its name means. ``tables``: which are embeddings and heads.
+``overrides``: what the user says. ``decide`` puts them together.
 """
 
 from .decide import DEFAULT, Decision, Role, decide_roles, explain_roles, param_roles

@@ -1,8 +1,8 @@
 """The decision: matrix, vector, embed or lm_head, and why.
 
-Decided by what a module is and where it sits, by the identity of tied tables, by whole dotted name components, by
-Hugging Face's ``get_input_embeddings`` / ``get_output_embeddings``; by the number of dimensions only last. The four
-roles come from https://github.com/microsoft/dion and from NVIDIA NeMo Automodel ``components/optim/dion``.
+It goes by what a module is and where it sits, by the identity of tied tables, by whole words of dotted names, and by
+Hugging Face's ``get_input_embeddings`` / ``get_output_embeddings``. The number of dimensions comes last. The four roles
+come from https://github.com/microsoft/dion and from NVIDIA NeMo Automodel ``components/optim/dion``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ADAPTERS = frozenset({
 class Decision(NamedTuple):
     """The role of one parameter, and why."""
 
-    name: str  # canonical, of the first place where it is registered
+    name: str  # canonical, where it is registered first
     parameter: nn.Parameter
     role: Role
     reason: str
-    unsure: bool = False  # taken as a matrix for want of a better sign
+    unsure: bool = False  # taken as a matrix because nothing says what it is
     fan: tuple[int, int] | None = None  # true (fan_out, fan_in) of a head, or of a matrix stored (in, out)
-    flatten: bool = False  # a matrix fan_out x (all the rest)
+    flatten: bool = False  # to be seen as a matrix fan_out x (all other dims)
     override: Override | None = None
 
 
@@ -61,11 +61,11 @@ def explain_roles(model: nn.Module, policy: GroupPolicy = DEFAULT) -> dict[str, 
 def decide_roles(model: nn.Module, policy: GroupPolicy = DEFAULT) -> tuple[list[Decision], list[Decision]]:
     """Return a decision for every trainable and one for every frozen parameter, in the order of ``named_parameters``.
 
-    What stays ambiguous is taken as a matrix, marked ``unsure``, and named in one warning.
+    An ambiguous parameter is taken as a matrix, marked ``unsure``, and named in one warning.
 
     Raises:
-        ValueError: a wrapper flattened the matrices away; a parameter has no shape yet; an override matches nothing,
-            or two match one parameter, or one makes a matrix of what has fewer than two dimensions.
+        ValueError: a wrapper has flattened the matrices; a parameter has no shape yet; an override matches nothing, two
+            overrides match one parameter, or one makes a matrix of a parameter with fewer than two dimensions.
     """
     places = find_places(model)
     _refuse_shapeless(places.first)
@@ -84,8 +84,8 @@ def decide_roles(model: nn.Module, policy: GroupPolicy = DEFAULT) -> tuple[list[
     if unsure:
         more = f" and {len(unsure) - 8} more" if len(unsure) > 8 else ""
         warnings.warn(
-            f"nothing tells whether these are matrices or tables, they are taken as matrices: {', '.join(unsure[:8])}"
-            f"{more}; GroupPolicy(overrides=...) settles it",
+            f"these may be matrices or tables, and are taken as matrices: {', '.join(unsure[:8])}{more}; "
+            "GroupPolicy(overrides=...) decides it",
             stacklevel=3,
         )
     return trainable, frozen
@@ -101,17 +101,17 @@ def _overridden(decided: Decision, override: Override) -> Decision:
 
 
 def _refuse_shapeless(places: list[Place]) -> None:
-    """Refuse parameters without a shape (lazy modules), and what FSDP1 and ZeRO leave of matrices: flat storage."""
+    """Refuse parameters without a shape (lazy modules), and matrices that FSDP1 or ZeRO has flattened."""
     lazy = [place.name for place in places if isinstance(place.parameter, UninitializedParameter)]
     if lazy:
         raise ValueError(f"these parameters have no shape before the first forward pass: {', '.join(lazy[:8])}")
     thin = [place for place in places if place.parameter.ndim < 2]
     flat = [place.name for place in thin if _is_flattened(place)]
-    if not flat and len(thin) == len(places):  # nothing but vectors: a norm or the like, or what is left of a model?
+    if not flat and len(thin) == len(places):  # only vectors: is it a norm, or a model that was flattened?
         flat = [p.name for p in thin if kind(p.module) == "custom" and meaning(p) == "" and p.parameter.numel() > 1]
     if flat:
         raise ValueError(
-            "a wrapper (FSDP1, ZeRO) has flattened matrices to one dimension, so that none is left to orthogonalize: "
+            "a wrapper (FSDP1, ZeRO) has flattened matrices to one dimension, so there is nothing to orthogonalize: "
             f"{', '.join(flat[:8])}; shard with torch.distributed.fsdp.fully_shard instead"
         )
 
@@ -157,7 +157,7 @@ def _convolution(place: Place, policy: GroupPolicy) -> Decision:
 
 
 def _bare(place: Place, tables: Tables, policy: GroupPolicy) -> Decision:
-    """Return the decision for a parameter of a custom module: the words of its name first, then its shape."""
+    """Return the decision for a parameter of a custom module: by the words of its name, then by its shape."""
     parameter, name, named, meant = place.parameter, place.name, f"named {place.label!r}", meaning(place)
     if meant == "vector":
         return Decision(name, parameter, "vector", f"{named}: a bias, gain or state-space coefficient")
@@ -172,7 +172,7 @@ def _bare(place: Place, tables: Tables, policy: GroupPolicy) -> Decision:
     if parameter.ndim == 2 and parameter.shape[0] in tables.rows:
         return Decision(name, parameter, "embed", "as many rows as the embedding")
     if parameter.ndim == 2:
-        return Decision(name, parameter, "matrix", "two dimensions and no better sign", unsure=True)
+        return Decision(name, parameter, "matrix", "two dimensions, and nothing says more", unsure=True)
     if policy.experts == "batched" and parameter.ndim == 3 and min(parameter.shape[-2:]) > 1:
         turned = fan(place) if getattr(place.module, "is_transposed", None) is True else None
         return Decision(name, parameter, "matrix", "batch of matrices, by policy experts='batched'", fan=turned)

@@ -1,4 +1,4 @@
-"""What a parameter's name says about its purpose; whole words of dotted components, never substrings."""
+"""What a parameter's name says about its purpose. Whole words of dotted names count, never substrings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POSITION_WORDS = frozenset({
 
 
 def meaning(place: Place) -> Literal["vector", "table", "map", ""]:
-    """Return what the name says that a parameter is: "" where it says nothing.
+    """Return what a parameter is by its name; "" where the name says nothing.
 
     The last word counts most: ``relative_position_bias_table`` is a table, ``pos_bias_u`` a bias, ``token_proj`` a map.
     """
@@ -38,7 +38,7 @@ def meaning(place: Place) -> Literal["vector", "table", "map", ""]:
         return "vector"  # A_log and D: https://arxiv.org/abs/2312.00752, section 3.6
     if last in _MAP_WORDS:
         return "map"
-    own = place.local != "weight"  # of a module's name (``token_mixer.weight``) the last word alone says what it holds
+    own = place.local != "weight"  # in a module's name (``token_mixer.weight``) only the last word says what it holds
     return "table" if own and not _TABLE_WORDS.isdisjoint(purpose) else ""
 
 

@@ -1,4 +1,4 @@
-"""The user's word on single parameters: which override claims which, and every refusal of a bad pattern."""
+"""The user's overrides: which override claims which parameter, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREDICATE = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")  # "packag
 
 
 def claims(overrides: Iterable[Override], places: Places) -> dict[int, Override]:
-    """Return the override of each claimed parameter, by the parameter's ``id``; a tied one answers to all its names.
+    """Return the override of each claimed parameter, by the parameter's ``id``; a tied one may be matched by any name.
 
     Raises:
         ValueError: a pattern is no regular expression, its predicate cannot be imported, it matches nothing or frozen

@@ -1,7 +1,7 @@
 """Where each parameter of a model sits: canonical names, owning modules, repeated blocks.
 
-A canonical name is the one the bare model would have: what ``torch.compile``, DDP, FSDP and activation checkpointing
-put into names is removed. Every walk is linear in the number of modules.
+A canonical name is the one that the unwrapped model would have: what ``torch.compile``, DDP, FSDP and activation
+checkpointing add to names is removed. The time is linear in the number of modules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Places(NamedTuple):
-    """All places of a model, and who else it consists of."""
+    """All places of a model, and its modules."""
 
     first: list[Place]  # of every parameter, in the order of ``named_parameters``
     also: dict[int, list[Place]]  # the other places of a tied parameter, by its ``id``
@@ -53,7 +53,7 @@ class Places(NamedTuple):
 
 
 def find_places(model: nn.Module) -> Places:
-    """Return where each parameter of ``model`` sits; one look at each module."""
+    """Return where each parameter of ``model`` sits, looking at each module once."""
     found, seen = Places([], {}, []), set()
     stack: list[tuple[nn.Module, str, bool]] = [(model, "", False)]
     while stack:
@@ -86,7 +86,7 @@ def find_places(model: nn.Module) -> Places:
 
 @functools.lru_cache(maxsize=4096)
 def _blocks(parts: tuple[str, ...]) -> frozenset[str]:
-    """Return which children are repeated blocks by their names: ``0``, ``1``, ... or ``layer1``, ``layer2``, ..."""
+    """Return the children that are repeated blocks by their names: ``0``, ``1``, ... or ``layer1``, ``layer2``, ..."""
     stems: dict[str, list[str]] = {}
     for part in parts:
         stem = part.rstrip("0123456789")

@@ -12,7 +12,7 @@ from .sites import Place, Places, kind
 
 LINEAR = ("linear", "conv1d", "custom")  # kinds of modules that may own a head
 
-# A module of these names is a head wherever it sits; or outside the repeated blocks; or there with a fitting shape.
+# A module of these names is a head: anywhere; outside the repeated blocks; outside them and with a fitting shape.
 _ALWAYS = frozenset({"lm_head", "lm_heads"})
 _OUTSIDE = frozenset({"embed_out", "unembed", "unembedding", "output_embeddings"})
 # fmt: off
@@ -22,7 +22,7 @@ _FITTING = frozenset({
 })
 # fmt: on
 _PADDING = 64  # a head's rows may be padded up to a multiple of this (nanoGPT: 50257 -> 50304)
-_FEWEST = 5  # rows of a vocabulary; smaller tables hold mask tokens, segments, levels
+_FEWEST = 5  # rows of a vocabulary; smaller tables hold mask tokens, segments or levels
 
 
 class Tables(NamedTuple):
@@ -34,7 +34,7 @@ class Tables(NamedTuple):
 
 
 def find_tables(places: Places) -> Tables:
-    """Return the input tables and the heads; what is both (a tied table) counts as an input table."""
+    """Return the input tables and the heads; a tied table, which is both, counts as an input table."""
     given = _accessors(places, "get_input_embeddings")
     inputs = dict.fromkeys(given, "input embedding by get_input_embeddings")
     tokens: dict[tuple[int, ...], int] = {}  # shape of a token table -> how deep in the model it sits
@@ -56,7 +56,7 @@ def find_tables(places: Places) -> Tables:
 
 
 def _accessors(places: Places, accessor: str) -> set[int]:
-    """Return the ``id`` of each two-dimensional table that the modules' own ``accessor`` methods lead to."""
+    """Return the ``id`` of each two-dimensional table that the modules' ``accessor`` methods return."""
     tables = set()
     classes = {cls for cls in set(map(type, places.modules)) if hasattr(cls, accessor)}
     for module in places.modules:
@@ -64,7 +64,7 @@ def _accessors(places: Places, accessor: str) -> set[int]:
             try:
                 table = getattr(module, accessor)()
             except (NotImplementedError, AttributeError, TypeError):
-                continue  # so does Hugging Face where a model has no text
+                continue  # Hugging Face raises these where a model has no text
             weight = table if isinstance(table, nn.Parameter) else getattr(table, "weight", None)
             if isinstance(weight, nn.Parameter) and weight.ndim == 2:
                 patches = accessor == "get_input_embeddings" and kind(table) not in ("embedding", "custom")
@@ -74,11 +74,11 @@ def _accessors(places: Places, accessor: str) -> set[int]:
 
 
 def _named(places: list[Place], rows: frozenset[int], *, known: bool) -> dict[int, str]:
-    """Return the heads by name; where Hugging Face knows the head, by an unmistakable name only."""
+    """Return the heads by name; where Hugging Face already gave a head, only by a name that leaves no doubt."""
     heads = {}
     for place in places:
         if place.inside and "lm_head" not in place.name:
-            continue  # spares the many most of the work
+            continue  # most parameters end here, so it is fast
         names = {place.label, place.prefix.rpartition(".")[2]}
         if not names.isdisjoint(_ALWAYS):
             where = ""
@@ -98,9 +98,9 @@ def _fits(place: Place, rows: frozenset[int]) -> bool:
 
 
 def _shaped(places: list[Place], tokens: dict[tuple[int, ...], int]) -> dict[int, str]:
-    """Return the linear layers of the largest token table's shape that sit outside the blocks, no deeper than it.
+    """Return the linear layers with the shape of the largest token table, outside the blocks and no deeper than it.
 
-    A square shape says nothing.
+    A square table is no guide: many layers have its shape.
     """
     shape = max(tokens, default=(0, 0))
     fitting = (p for p in places if tuple(p.parameter.shape) == shape and shape[0] != shape[1])
@@ -109,7 +109,7 @@ def _shaped(places: list[Place], tokens: dict[tuple[int, ...], int]) -> dict[int
 
 
 def fan(place: Place, rows: frozenset[int] = frozenset()) -> tuple[int, int]:
-    """Return the true (fan_out, fan_in) of a matrix, whichever way it is stored; ``rows`` tell which is a head's."""
+    """Return the true (fan_out, fan_in) of a matrix, however it is stored; ``rows``: the vocabularies' sizes."""
     first, second = place.parameter.shape[-2:]
     stored = kind(place.module)
     turned = stored == "conv1d" or getattr(place.module, "is_transposed", None) is True
