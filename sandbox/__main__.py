@@ -42,6 +42,7 @@ def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Pat
     models, optimizer = studies.growing_models(), studies.base_optimizer()
     figures.groups_figure(models, optimizer, "groups", label="model.width")
     figures.shares_figure(models, optimizer, "shares")
+    figures.overview_figure(sweeps[1], of[sweeps[1].name], models, optimizer)
     if keep is not None:
         for name, found in of.items():
             save_records(found, keep.resolve() / f"{name}.jsonl")

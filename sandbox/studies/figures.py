@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from ..config import MuonConfig
-from ..plots import plot_groups, plot_loss, plot_lr_sweep, plot_shares
+from ..plots import PAGE, panels, plot_groups, plot_loss, plot_lr_sweep, plot_shares
 from ..records.comparison import best, compare
 from ..records.record import RunRecord
 from ..records.report import save_figure
@@ -72,6 +72,22 @@ def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: 
     ax = plot_shares(data, x="model.width")
     save_figure(ax.figure, name, data=data)
     return ax
+
+
+def overview_figure(
+    study: Study, records: Sequence[RunRecord], models: Mapping[int, nn.Module], optimizer: MuonConfig
+) -> Any:
+    """Draw and save the README's picture: a rate sweep and, beside it, each role's share of models by width.
+
+    Returns:
+        The two Axes, as an array.
+    """
+    data, sizes = table(records), group_tables(models, optimizer, label="model.width")
+    figure, axes = panels(1, 2, width=PAGE, height=2.6)
+    plot_lr_sweep(data, axes[0], x=study.x, by=compared(data))
+    plot_groups(sizes, axes[1], by="model.width")
+    save_figure(figure, "overview", records=records, data=data)
+    return axes
 
 
 def findings(study: Study, records: Sequence[RunRecord]) -> pd.DataFrame:

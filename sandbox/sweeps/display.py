@@ -129,7 +129,7 @@ class _Live:
         self.last = -1e9
 
     def show(self, what: Display, *, last: bool = False) -> None:
-        """Draw both anew, unless that was done just now."""
+        """Draw both again, unless that was done just now."""
         from IPython.display import Image
 
         now = time.monotonic()

@@ -118,10 +118,10 @@ class _Trainer:
         self.columns = Columns(self.record)
         self.resume = None if run.checkpoint_every is None else Resume(run, checkpoints, self.world)
         self.start = self.resume.load(self.record, self.model, self.optimizer) if self.resume else 0
+        self.clock = Clock()
 
     def train(self, on_step: OnStep | None) -> RunRecord:
         """Take the steps and return the record."""
-        self.clock = Clock()
         every = self.run.checkpoint_every
         for step in range(self.start, self.run.steps):
             if not self._step(step):
