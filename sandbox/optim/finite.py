@@ -63,8 +63,8 @@ def _dense(group: Mapping[str, Any]) -> dict[tuple[torch.dtype, torch.device], l
 def _probe(grads: list[Tensor], elementwise: bool) -> Sequence[Tensor]:
     """Return 0-d tensors, Euclidean norms or sums, that are not finite where an entry of a gradient is not.
 
-    On a CPU a sum costs a third of a norm, which counts next to AdamW's single pass. Huge finite entries could cancel in
-    a sum, but they do no harm there: no elementwise rule adds up more than two of them.
+    On a CPU a sum costs a third of a norm, which counts next to AdamW's single pass. Huge finite entries could
+    cancel in a sum, but they do no harm there: no elementwise rule adds up more than two of them.
     """
     if elementwise and grads[0].device.type == "cpu" and grads[0].dtype != torch.float16:
         small = [grad.flatten() for grad in grads if grad.numel() <= SMALL]

@@ -145,7 +145,7 @@ def test_adamw_groups_are_torchs_adamw_bit_for_bit():
     ours, theirs = Muon([{"params": p, "algorithm": "adamw", **hyper}]), torch.optim.AdamW(q, fused=True, **hyper)
     for step, grads in enumerate(gradients_like(p, steps=8)):
         for a, b, g in zip(p, q, grads, strict=True):
-            a.grad = b.grad = None if step < 2 and a.ndim == 1 else g.clone()  # bias correction is each one's own
+            a.grad = b.grad = None if step < 2 and a.ndim == 1 else g.clone()  # each has its own bias correction
         ours.step()
         theirs.step()
     assert all(torch.equal(a, b) for a, b in zip(p, q, strict=True))

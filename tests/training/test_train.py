@@ -14,7 +14,7 @@ from sandbox.training.loop import _Trainer, try_train
 
 
 class CountingModel(torch.nn.Module):
-    """A model of one's own, with dropout and the global generator's initial weights."""
+    """A model from outside, with dropout and the global generator's initial weights."""
 
     def __init__(self, vocab_size, width):
         super().__init__()
@@ -39,7 +39,7 @@ class RootModel(CountingModel):
 
 
 def plain_sgd(model, lr):
-    """An optimizer of one's own."""
+    """An optimizer from outside."""
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
