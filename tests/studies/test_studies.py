@@ -93,7 +93,7 @@ def test_the_share_of_the_tables_falls_with_width():
 
 def test_the_command_writes_every_figure_in_every_form(smoke_home):
     home, printed = smoke_home
-    names = {"embed-rate", "head-rate", "scalar-rate", "scalar-opt", "grouping", "groups", "shares"}
+    names = {"embed-rate", "head-rate", "scalar-rate", "scalar-opt", "grouping", "groups", "shares", "overview"}
     files = {path.name for path in (home / "reports").iterdir()}
     assert files == {f"{name}.{ending}" for name in names for ending in ("pdf", "svg", "png", "csv", "json")}
     assert "Best rates" in printed
