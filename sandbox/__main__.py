@@ -26,12 +26,13 @@ def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Pat
     ``keep`` is a folder that gets the records of each study as one ``.jsonl`` file.
     """
     print(f"preset {scale.name}: {scale.steps} steps, {scale.seeds} seeds an arm", flush=True)
-    sweeps = [studies.embed_rate(scale), studies.head_rate(scale), studies.scalar_rate(scale), studies.grouping(scale)]
+    head_rate, grouping = studies.head_rate(scale), studies.grouping(scale)
+    rate_studies = [studies.embed_rate(scale), head_rate, studies.scalar_rate(scale)]
+    sweeps = [*rate_studies, grouping]
     records = sweep([run for study in sweeps for run in study.runs], workers=workers)
     of = {}
     for study in sweeps:
         of[study.name], records = records[: len(study.runs)], records[len(study.runs) :]
-    *rate_studies, grouping = sweeps
     final = studies.scalar_opt(of["scalar-rate"], scale)
     of[final.name] = sweep(final.runs, workers=workers)
 
@@ -42,7 +43,7 @@ def make_figures(scale: studies.Preset, *, workers: int | None = None, keep: Pat
     models, optimizer = studies.growing_models(), studies.base_optimizer()
     figures.groups_figure(models, optimizer, "groups", label="model.width")
     figures.shares_figure(models, optimizer, "shares")
-    figures.overview_figure(sweeps[1], of[sweeps[1].name], models, optimizer)
+    figures.overview_figure(head_rate, of[head_rate.name], models, optimizer)
     if keep is not None:
         for name, found in of.items():
             save_records(found, keep.resolve() / f"{name}.jsonl")

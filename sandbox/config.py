@@ -21,6 +21,7 @@ from .fields import LATER, Config, at_least
 if typing.TYPE_CHECKING:
     import torch
 
+Role = Literal["matrix", "vector", "embed", "lm_head"]
 ScalarOpt = Literal["adamw", "lion"]
 AdjustLR = Literal["spectral_norm", "rms_norm"]
 Backend = Literal["native", "dion", "auto"]
@@ -99,10 +100,10 @@ class Override(Config):
     """Sets the role of the parameters that ``pattern`` matches, and if wanted their rate, decay and algorithm."""
 
     pattern: str  # regular expression on the whole canonical name, or "package.module:predicate" of (name, parameter)
-    role: Literal["matrix", "vector", "embed", "lm_head"]
+    role: Role
     lr: float | None = at_least(0, None)  # None: the role's own rate
     weight_decay: float | None = at_least(0, None)  # None: the role's own decay
-    algorithm: Literal["adamw", "lion"] | None = None  # None: the role's own algorithm
+    algorithm: ScalarOpt | None = None  # None: the role's own algorithm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ def test_the_map_names_each_part_of_the_package():
 def test_where_modules_moved_is_where_they_are():
     after = [row.split("|")[2] for row in DOCUMENTS["CHANGELOG.md"].splitlines() if row.startswith("| `sandbox")]
     for cell in after:
-        base = ""
-        for name in re.findall(r"`([\w.]+)`", cell):
-            base = name.rpartition(".")[0] if name.startswith("sandbox.") else base
-            assert importlib.util.find_spec(name if name.startswith("sandbox.") else base + name), name
+        first, *others = re.findall(r"`([\w.]+)`", cell)
+        wing = first.rpartition(".")[0]
+        for name in (first, *(wing + other for other in others)):
+            assert importlib.util.find_spec(name), name

@@ -104,7 +104,8 @@ def _log_axis(ax: Axes, rates: pd.Series, zero: float) -> None:
     tried = np.unique(rates[rates > 0])
     places = [*tried, zero] if (rates == 0).any() else list(tried)
     tens = [10.0**k for k in range(-12, 7) if len(tried) and tried[0] * 0.99 < 10.0**k < tried[-1] * 1.01]
-    names = {t: short(t) for t in (tens if len(tens) > 2 else tried[:: math.ceil(len(tried) / 6) or 1])}
+    shown = tens if len(tens) > 2 else list(tried)
+    names = {t: short(t) for t in shown[:: math.ceil(len(shown) / 6) or 1]}  # more labels would overlap
     if zero in places:
         names[zero] = "0"
         if len(tried):

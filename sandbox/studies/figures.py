@@ -77,10 +77,12 @@ def shares_figure(models: Mapping[int, nn.Module], optimizer: MuonConfig, name: 
 def overview_figure(
     study: Study, records: Sequence[RunRecord], models: Mapping[int, nn.Module], optimizer: MuonConfig
 ) -> Any:
-    """Draw and save the README's picture: a rate sweep and, beside it, each role's share of models by width.
+    """Draw and save the README's picture: a rate sweep and, beside it, each role's share of the elements by width.
+
+    The CSV holds the sweep; the shares are those of ``groups_figure``, which has a CSV of its own.
 
     Returns:
-        The two Axes, as an array.
+        The two Axes, as an array of shape (2,).
     """
     data, sizes = table(records), group_tables(models, optimizer, label="model.width")
     figure, axes = panels(1, 2, width=PAGE, height=2.6)

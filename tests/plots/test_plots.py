@@ -551,6 +551,15 @@ def test_figures_in_a_loop_leave_nothing_behind():
     assert [f() for f in figures] == [None] * 25
 
 
+def test_the_rates_of_a_wide_grid_do_not_overlap():
+    runs = pd.DataFrame({"status": "finished", "lr": [1e-3, 1e-1, 1e6], "val_loss": [2.0, 1.0, 3.0]})
+    ax = plot_lr_sweep(runs, x="lr")
+    ax.figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
+    assert len(boxes) > 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
 def test_a_notebook_shows_each_figure_once_and_closes_it():
     code = """
 from IPython.core.interactiveshell import InteractiveShell

@@ -21,6 +21,10 @@ RATE_STUDIES = [studies.embed_rate(QUICK), studies.head_rate(QUICK), studies.sca
 NAMES = {"adamw": "AdamW", "lion": "Lion"}
 
 
+def _loss(row):
+    return f"{row.val_loss:.3f} ± {row.standard_error:.3f}"
+
+
 def test_every_study_of_make_figures_is_there():
     assert set(RECORDS) == {*(study.name for study in RATE_STUDIES), "scalar-opt", "grouping"}
 
@@ -68,10 +72,6 @@ def test_the_caption_of_the_readme_is_what_was_measured():
     assert (adamw.scalar_opt, lion.scalar_opt) == ("adamw", "lion")
     assert f"AdamW's best is {adamw.best:g} with a validation loss of {_loss(adamw)} nats/token" in caption
     assert f"Lion's is {lion.best:g} with {_loss(lion)} (mean ± standard error, n = {adamw.n} seeds)" in caption
-
-
-def _loss(row):
-    return f"{row.val_loss:.3f} ± {row.standard_error:.3f}"
 
 
 def test_the_picture_of_the_readme_is_what_the_records_draw(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@
 ``overrides``: what the user says. ``decide`` puts them together.
 """
 
-from .decide import DEFAULT, Decision, Role, decide_roles, explain_roles, param_roles
+from ...config import Role
+from .decide import DEFAULT, Decision, decide_roles, explain_roles, param_roles
 
 __all__ = ["DEFAULT", "Decision", "Role", "decide_roles", "explain_roles", "param_roles"]

@@ -8,18 +8,17 @@ come from https://github.com/microsoft/dion and from NVIDIA NeMo Automodel ``com
 from __future__ import annotations
 
 import warnings
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from ...config import GroupPolicy, Override
+from ...config import GroupPolicy, Override, Role
 from .names import meaning
 from .overrides import claims
 from .sites import Place, Places, find_places, kind, words
 from .tables import Tables, fan, find_tables
 
-Role = Literal["matrix", "vector", "embed", "lm_head"]
 DEFAULT = GroupPolicy()
 
 # fmt: off
